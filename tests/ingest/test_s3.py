@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from ingestd.sandbox.options import S3_SERVER
 from ingestd.storage.contract import child
 from ingestd.storage.options import StorageOptions
 from ingestd.storage.storages import Storages
+from tests.support.cluster import Cluster, elsewhere, tree
 from tests.support.patience import LIMIT
 from tests.support.proxy import Proxy
 from tests.support.proxy import proxy as tcp_proxy
@@ -64,11 +66,11 @@ def door(proxy: S3Proxy) -> Iterator[Proxy]:
         yield door
 
 
-def _through(stack: Stack, proxy: S3Proxy, door: Proxy | None = None) -> Path:
+def _through(stack: Stack, proxy: S3Proxy, door: Proxy | None = None, **sections: Any) -> Path:
     """Write a configuration of a daemon that reaches the server through the proxy, and the proxy through the door."""
     s3 = {"endpoint": f"http://127.0.0.1:{door.port}" if door else proxy.endpoint}
     storage = {"hadoop_conf_dir": stack.addresses.hadoop_conf_dir, "timeout": "8s", "s3": s3}
-    return stack.config({"commit": {"rows": ROWS, "interval": "300ms"}}, storage=storage)
+    return stack.config({"commit": {"rows": ROWS, "interval": "300ms"}}, storage=storage, **sections)
 
 
 def _orders(first: int, last: int) -> list[dict[str, Any]]:
@@ -129,6 +131,35 @@ def test_s3_when_killed_while_a_request_is_in_progress_then_its_late_execution_h
     stack.produce(_orders(ROWS, 2 * ROWS))
     stack.drain(stack.config())
     assert stack.ids() == list(range(2 * ROWS))
+    assert _left(stack, stack.name) == []
+
+
+def test_s3_when_executors_of_a_cluster_are_killed_while_they_upload_then_every_id_is_stored_once(
+    stack: Stack, proxy: S3Proxy, tmp_path: Path
+) -> None:
+    """The executors have neither the Hadoop configuration with the keys nor a connection to the metastore."""
+    stack.topic(2)
+    _table(stack, stack.name)
+    site = tmp_path / "site"
+    with closing(Cluster(tmp_path / "spark")) as cluster:
+        daemon = stack.start_process(_through(stack, proxy, spark=cluster.options(elsewhere(site, stack))))
+        eventually("the daemon to own the mapping", lambda: daemon.events("owner"))
+        proxy.hold("PUT")
+        stack.produce(_orders(0, ROWS))
+        assert proxy.held.acquire(timeout=LIMIT)
+        for process in (part for worker in cluster.workers for jvm in cluster.executors(worker) for part in tree(jvm)):
+            process.kill()
+        before = proxy.forwarded
+        proxy.release("PUT")
+        proxy.wait_until_forwarded(before + 1)
+        eventually("all rows", lambda: sum(event["rows"] for event in daemon.events("committed")) >= ROWS)
+        daemon.terminate()
+        assert daemon.wait() == 0
+    assert list(site.glob("python-*"))
+    assert not (site / "refused").exists()
+    stack.drain(stack.config())
+    assert stack.ids() == list(range(ROWS))
+    assert stack.count() == ROWS
     assert _left(stack, stack.name) == []
 
 
@@ -202,7 +233,8 @@ def test_s3_when_it_fails_while_data_flows_then_the_daemon_waits_and_every_id_is
     for operation, status, code in (
         ("PUT", 400, "ExpiredToken"),
         ("COPY", 503, "SlowDown"),
-        ("LIST", 500, "InternalError"),
+        ("COPY", 403, "AccessDenied"),
+        ("LIST", 404, "NoSuchBucket"),
     ):
         waits = len(daemon.events("waiting"))
         proxy.refuse(operation, status, code)
@@ -224,7 +256,7 @@ def test_s3_when_it_fails_while_data_flows_then_the_daemon_waits_and_every_id_is
         eventually("rows after the server answers again", partial(stored, produced))
     waits = len(daemon.events("waiting"))
     proxy.lose_answer("COMPLETE", _ATTEMPTS)  # the file is stored, and nobody knows
-    produced += stack.produce(_large(produced), partition=0)
+    produced += stack.produce_at_once(_large(produced), partition=0)
     eventually("the daemon to wait", partial(has_waited, waits, "StorageUnavailable"))
     eventually("rows of a large file", partial(stored, produced))
     assert proxy.requests["COMPLETE"] > _ATTEMPTS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import stat
 import subprocess
@@ -18,10 +19,9 @@ from typing import Any
 
 import psutil
 import pytest
-from confluent_kafka import Producer
 
 from ingestd.sandbox.options import SPARK_MASTER
-from tests.support.cluster import Cluster, other_version, tree
+from tests.support.cluster import Cluster, elsewhere, other_version, tree
 from tests.support.daemon import DaemonProcess
 from tests.support.every_table import every_table
 from tests.support.files import contains, files_below
@@ -38,7 +38,6 @@ _SPECULATION = {
     "spark.speculation.multiplier": "1.1",
     "spark.speculation.quantile": "0.5",
 }
-# Refuses connections of executors to the metastore, and shows that it is active.
 _INFO = """
 status = error
 appender.c.type = Console
@@ -50,25 +49,6 @@ rootLogger.appenderRef.c.ref = c
 logger.spark.name = org.apache.spark
 logger.spark.level = info
 """
-_REFUSE = """
-import os, sys
-open(f"{FOLDER}/python-{os.getpid()}", "w").close()
-def refuse(event, arguments):
-    if event == "socket.connect" and isinstance(arguments[1], tuple) and arguments[1][1] == PORT:
-        open(f"{FOLDER}/refused", "w").close()
-        raise ConnectionRefusedError("executors cannot reach the metastore")
-sys.addaudithook(refuse)
-"""
-
-
-def _without_metastore(stack: Stack, folder: Path) -> dict[str, str]:
-    """Return the properties with which the Python processes of executors cannot reach the metastore."""
-    folder.mkdir()
-    port = stack.addresses.metastore.rpartition(":")[2]
-    text = f"FOLDER, PORT = {str(folder)!r}, {port}\n{_REFUSE}"
-    (folder / "sitecustomize.py").write_text(text, encoding="utf-8")
-    root = Path(__file__).parents[2]
-    return {"spark.executorEnv.PYTHONPATH": f"{folder}:{root}"}
 
 
 class _Flow:
@@ -88,13 +68,7 @@ class _Flow:
 
     def send_at_once(self, number: int) -> None:
         """Produce records in one transaction, so that one plan of the mapping contains them all."""
-        servers = {"bootstrap.servers": self._stack.addresses.kafka, "queue.buffering.max.messages": number}
-        producer = Producer(servers | {"transactional.id": self._stack.name})
-        producer.init_transactions()
-        producer.begin_transaction()
-        for _ in range(number):
-            producer.produce(self._stack.name, json.dumps({"id": next(self._ids)}).encode())
-        producer.commit_transaction()
+        self._stack.produce_at_once({"id": next(self._ids)} for _ in range(number))
         self.sent += number
 
     @contextmanager
@@ -136,7 +110,7 @@ def test_mapping_when_an_executor_and_the_driver_are_killed_then_each_record_is_
     stack.table("id bigint")
     flow = _Flow(stack)
     blocked = tmp_path / "blocked"
-    conf = _without_metastore(stack, blocked) | _talkative(tmp_path)
+    conf = elsewhere(blocked, stack) | _talkative(tmp_path)
     kafka = {"bootstrap.servers": stack.addresses.kafka, "sasl.password": _SECRET}
     storage = {"s3": {"access_key": "unused", "secret_key": _SECRET}}
     config = stack.config(spark=cluster.options(conf), kafka=kafka, storage=storage)
@@ -357,7 +331,7 @@ def test_mapping_when_no_master_answers_then_the_daemon_exits_and_names_the_mast
 def test_executors_when_they_cannot_reach_the_metastore_then_fill_tables_of_every_kind(
     stack: Stack, cluster: Cluster, tmp_path: Path
 ) -> None:
-    conf = _without_metastore(stack, tmp_path / "site")
+    conf = elsewhere(tmp_path / "site", stack)
     with every_table(stack) as tables:
         config = stack.config(*tables.mappings, spark=cluster.options(conf), **tables.sections)
         daemon = stack.start_process(config, "--until-caught-up")
@@ -365,6 +339,34 @@ def test_executors_when_they_cannot_reach_the_metastore_then_fill_tables_of_ever
         tables.assert_distributed(daemon.events("committed"))
     tables.assert_stored_once()
     assert not [log for log in cluster.logs() if contains(log, "registry-secret")]
+
+
+@pytest.mark.soak
+def test_mapping_when_the_environment_is_shipped_then_executors_need_none_of_their_own(
+    stack: Stack, cluster: Cluster, tmp_path: Path
+) -> None:
+    """Run the commands of docs/spark.md, and remove the environment before Spark unpacks its archive."""
+    environment, archive, site = tmp_path / "packed", tmp_path / "environment.tar.gz", tmp_path / "site"
+    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+    scripts = environment / "bin"
+    subprocess.run([scripts / "pip", "install", "-q", f"{Path(__file__).parents[2]}[daemon]", "venv-pack"], check=True)
+    pack = f"{scripts}/venv-pack -q -p {environment} -o {archive} --exclude".split()
+    subprocess.run([*pack, "*/site-packages/pyspark/*"], check=True)
+    shutil.rmtree(environment)
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(f"import sys\nopen({str(site / 'prefix')!r}, 'w').write(sys.prefix)\n")
+    conf = {
+        "spark.archives": f"{archive}#environment",
+        "spark.pyspark.python": "./environment/bin/python",
+        "spark.executorEnv.PYTHONPATH": str(site),
+    }
+    stack.topic(2)
+    stack.table("id bigint")
+    stack.produce({"id": n} for n in range(100))
+    daemon = stack.start_process(stack.config(spark=cluster.options(conf)), "--until-caught-up")
+    assert daemon.wait() == 0, daemon.text()[-3000:]
+    assert stack.ids() == list(range(100))
+    assert (site / "prefix").read_text().endswith("/environment")
 
 
 @pytest.mark.soak

@@ -10,6 +10,7 @@ import psutil
 
 from ingestd.sandbox import Sandbox, SandboxOptions
 from ingestd.sandbox.options import SPARK_MASTER, SPARK_WORKERS
+from tests.support.stack import Stack
 
 _EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 # Executors of half the memory that a worker has, so that a worker can start one while another one ends.
@@ -18,6 +19,19 @@ _CONF = {
     "spark.executor.cores": "1",
     "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
+# Refuses what a process on another machine cannot reach, and shows that it is active.
+_ELSEWHERE = """
+import os, sys
+open(f"{FOLDER}/python-{os.getpid()}", "w").close()
+def refuse(event, arguments):
+    if event == "socket.connect" and isinstance(arguments[1], tuple) and arguments[1][1] == PORT:
+        open(f"{FOLDER}/refused", "w").close()
+        raise ConnectionRefusedError("executors cannot reach the metastore")
+    if event == "open" and LOCAL and str(arguments[0]).startswith(LOCAL):
+        open(f"{FOLDER}/refused", "w").close()
+        raise FileNotFoundError("executors have no Hadoop configuration")
+sys.addaudithook(refuse)
+"""
 
 
 class Cluster:
@@ -73,6 +87,18 @@ def _is_executor(process: psutil.Process) -> bool:
         return _EXECUTOR in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def elsewhere(folder: Path, stack: Stack) -> dict[str, str]:
+    """Return the properties with which the Python processes of executors reach neither metastore nor Hadoop's files.
+
+    Each such process creates a file `python-*` in the folder, and the file `refused` if it tries to.
+    """
+    folder.mkdir()
+    port, local = stack.addresses.metastore.rpartition(":")[2], stack.addresses.hadoop_conf_dir
+    text = f"FOLDER, PORT, LOCAL = {str(folder)!r}, {port}, {local!r}\n{_ELSEWHERE}"
+    (folder / "sitecustomize.py").write_text(text, encoding="utf-8")
+    return {"spark.executorEnv.PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}"}
 
 
 def other_version(folder: Path) -> dict[str, str]:

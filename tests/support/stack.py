@@ -158,17 +158,30 @@ class Stack:
         Bytes are sent unchanged, None as a tombstone, and any other value as JSON.
         """
         producer = Producer({"bootstrap.servers": self.addresses.kafka, "linger.ms": 5, "compression.type": "lz4"})
+        count = self._send(producer, records, topic or self.name, partition)
+        assert producer.flush(LIMIT) == 0
+        return count
+
+    def _send(self, producer: Producer, records: Iterable[Any], topic: str, partition: int | None) -> int:
         count = 0
         where = {} if partition is None else {"partition": partition}
         for count, record in enumerate(records, 1):
             value = record if record is None or isinstance(record, bytes) else json.dumps(record).encode()
             while True:
                 try:
-                    producer.produce(topic or self.name, value, key=str(count).encode(), **where)
+                    producer.produce(topic, value, key=str(count).encode(), **where)
                     break
                 except BufferError:
                     producer.poll(0.1)
-        assert producer.flush(LIMIT) == 0
+        return count
+
+    def produce_at_once(self, records: Iterable[Any], partition: int | None = None) -> int:
+        """Produce records as JSON in one transaction, so that one plan of a mapping contains them all."""
+        producer = Producer({"bootstrap.servers": self.addresses.kafka, "transactional.id": self.name})
+        producer.init_transactions()
+        producer.begin_transaction()
+        count = self._send(producer, records, self.name, partition)
+        producer.commit_transaction()
         return count
 
     def group_offsets(self, group: str, topic: str, partitions: int) -> list[int]:
