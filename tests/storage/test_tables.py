@@ -5,8 +5,11 @@ The tests of `tests/ingest` examine the same on the local file system, and more.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import date
 from decimal import Decimal
@@ -125,6 +128,31 @@ def test_rows_when_updated_deleted_and_compacted_then_values_and_counts_are_righ
     assert _flags(stack) == expected
     assert counted(stack) == stack.count() == len(expected)
     _assert_clean(stack)
+
+
+def test_doctor_when_a_row_count_is_wrong_then_it_has_read_the_files_and_says_so(stack: Stack) -> None:
+    stack.topic(1)
+    stack.table("id bigint", "dt string")
+    stack.produce({"id": n, "dt": "2026-11-01"} for n in range(10))
+    config = stack.config()
+    stack.drain(config)
+    findings = _examined(stack, config)
+    assert [findings[f"table.{check}"][0] for check in ("storage", "permissions", "deltas")] == ["ok"] * 3
+    assert "1 of 1 row counts agree" in findings["table.row_counts"][1]
+    assert "at most 1 deltas" in findings["table.deltas"][1]
+    stack.sql(f"ALTER TABLE {stack.name} PARTITION (dt='2026-11-01') UPDATE STATISTICS SET ('numRows'='7')")
+    status, evidence = _examined(stack, config)["table.row_counts"]
+    assert status == "warning"
+    assert "numRows is 7, but the files contain 10 rows" in evidence
+
+
+def _examined(stack: Stack, config: Path) -> dict[str, tuple[str, str]]:
+    """Return the status and the evidence of each check of the mapping's table by `ingestd doctor`."""
+    command = [sys.executable, "-m", "ingestd", "doctor", "--config", str(config), "--output", "json"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    findings = json.loads(printed)["findings"]
+    tables = [finding for finding in findings if finding["check"].startswith("table.")]
+    return {finding["check"]: (finding["status"], finding["evidence"]) for finding in tables}
 
 
 def _flags(stack: Stack) -> dict[int, bool]:
