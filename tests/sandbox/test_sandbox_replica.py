@@ -13,6 +13,7 @@ from hive_metastore import ttypes
 from ingestd.hive.client import Metastore
 from ingestd.hive.events import EventLog
 from ingestd.hive.tables import TableName
+from ingestd.hive.transactions import describe_transactions
 from ingestd.sandbox import TARGET_METASTORE
 from ingestd.storage.local import local_path
 from tests.support.compaction import compact
@@ -57,8 +58,7 @@ def _assert_housekeeping_works(metastore: Metastore) -> None:
 
 
 def _open(metastore: Metastore) -> set[int]:
-    known = metastore.call("get_open_txns_info").open_txns
-    return {txn.id for txn in known if txn.state == ttypes.TxnState.OPEN}
+    return {txn.id for txn in describe_transactions(metastore) if txn.state == ttypes.TxnState.OPEN}
 
 
 def test_up_when_replica_has_a_database_then_refused(cli: Cli) -> None:

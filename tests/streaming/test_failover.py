@@ -17,6 +17,7 @@ from ingestd.hive.leases import lease_component
 from ingestd.hive.newer_calls import NewerCalls
 from ingestd.hive.repeatable import REPEATABLE
 from ingestd.hive.tables import TableName
+from ingestd.hive.transactions import describe_transactions
 from ingestd.streaming import (
     ConnectionError,  # noqa: A004
     HiveStreamingConnection,
@@ -46,7 +47,7 @@ def _state(connection: HiveStreamingConnection) -> TxnState:
 
 
 def _open_transactions(stack: Stack, agent: str) -> list[int]:
-    found = stack.metastore.call("get_open_txns_info").open_txns
+    found = describe_transactions(stack.metastore)
     return [txn.id for txn in found if txn.hostname == agent and txn.state == ttypes.TxnState.OPEN]
 
 

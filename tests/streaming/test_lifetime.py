@@ -49,7 +49,7 @@ def test_heartbeat_when_a_batch_is_open_then_all_its_transactions_stay_alive(sta
 
 
 def open_transactions(stack: Stack) -> list[ttypes.TxnInfo]:
-    return list(stack.metastore.call("get_open_txns_info").open_txns)
+    return list(transactions.describe_transactions(stack.metastore))
 
 
 def test_heartbeat_when_its_batch_is_garbage_collected_then_its_thread_ends(stack: Stack) -> None:

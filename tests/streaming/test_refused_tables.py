@@ -6,6 +6,7 @@ import pytest
 from hive_metastore import ttypes
 
 from ingestd.hive.tables import TableName, read_table
+from ingestd.hive.transactions import describe_transactions
 from ingestd.streaming import InvalidTable, TxnState, v1
 from tests.streaming.support import connect, rows
 from tests.support.stack import Stack
@@ -68,9 +69,7 @@ def test_database_when_it_becomes_read_only_then_the_next_transaction_is_refused
             old.fetch_transaction_batch(2, v1.StrictJsonWriter())
         assert connection.current_transaction_state is (TxnState.COMMITTED if size == 1 else TxnState.ABORTED)
         assert next_write_id(stack.metastore, name) == before + 1
-        opened = {
-            txn.id for txn in stack.metastore.call("get_open_txns_info").open_txns if txn.state == ttypes.TxnState.OPEN
-        }
+        opened = {txn.id for txn in describe_transactions(stack.metastore) if txn.state == ttypes.TxnState.OPEN}
         assert not opened.intersection(unused)
 
         _set(stack, database, "readonly", "false")

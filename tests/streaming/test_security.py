@@ -21,6 +21,7 @@ from ingestd.errors import ConfigError
 from ingestd.hive.client import Metastore
 from ingestd.hive.security import Kerberos, Plain, Protection, Security, Tls
 from ingestd.hive.tables import TableName
+from ingestd.hive.transactions import describe_transactions
 from ingestd.streaming import ArrowWriter, HiveStreamingConnection, StreamingException
 from ingestd.streaming.configuration import Configuration
 from tests.streaming.support import connect, rows, sees
@@ -75,7 +76,7 @@ def _connect(uri: str | None, table: str, **options: Any) -> HiveStreamingConnec
 
 def _open_user(client: Metastore, txn_id: int | None) -> str:
     """Return the user that the metastore recorded for an open transaction."""
-    (found,) = [txn for txn in client.call("get_open_txns_info").open_txns if txn.id == txn_id]
+    (found,) = [txn for txn in describe_transactions(client) if txn.id == txn_id]
     return str(found.user)
 
 
