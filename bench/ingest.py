@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -64,7 +65,8 @@ class Drain:
     """One drain by ingestd: the run time of the process, its peak memory, and the milliseconds per step.
 
     `rate` is records per second from the first commit to the last. `warm` is the same rate over the second half of
-    the records, because the second drain of Spark does not include the warm-up of the JVM either.
+    the records, because the second drain of Spark does not include the warm-up of the JVM either. `cpu_seconds` is the
+    CPU time of the process and its children.
     """
 
     seconds: float
@@ -72,6 +74,7 @@ class Drain:
     warm: float
     peak_mib: int
     steps: dict[str, int]
+    cpu_seconds: float
 
 
 class Bench:
@@ -114,21 +117,21 @@ class Bench:
         """Drain the topic into an ACID table with `ingestd run --until-caught-up` and this Spark master."""
         name = self._table(self._shape.columns, database, self._shape.partition)
         config = self._config(name, self._shape.name, {}, database, master, self._mapping(name))
-        began = monotonic()
+        began, used = monotonic(), _cpu_seconds_of_children()
         daemon = self._daemon(name, config, "--until-caught-up")
         try:
             with PeakMemory(daemon.pid) as peak:
                 assert daemon.wait() == 0, (self._folder / f"{name}.log").read_text(encoding="utf-8")[-3000:]
         finally:
             stop(daemon)
-        seconds = monotonic() - began
+        seconds, used = monotonic() - began, _cpu_seconds_of_children() - used
         assert self._sql(f"SELECT {_FINGERPRINT} FROM {database}.{name}") == [_fingerprint(self._count, self._shape)]
         commits = [c for c in self._commits(name) if c["rows"]]
         steps: dict[str, int] = {}
         for commit in commits:
             for step, ms in commit["ms"].items():
                 steps[step] = steps.get(step, 0) + ms
-        return Drain(seconds, _rate(commits), _warm_rate(commits), peak.bytes >> 20, steps)
+        return Drain(seconds, _rate(commits), _warm_rate(commits), peak.bytes >> 20, steps, used)
 
     def spark(self) -> dict[str, float]:
         """Drain the topic twice with Spark. Return the `cold` and the `warm` rate in records per second."""
@@ -198,7 +201,7 @@ class Bench:
 
     def _mapping(self, name: str) -> dict[str, Any]:
         """Return the keys of the mapping that depend on the shape. Dead letters go to a topic of their own."""
-        mapping = self._encoding.mapping | {"on_error": self._shape.on_error}
+        mapping = self._encoding.mapping | {"on_error": self._shape.on_error, **self._shape.sql}
         if self._shape.on_error == "dead_letter":
             create_topic(self._addresses.kafka, f"{name}.dead", _PARTITIONS)
             mapping["dead_letter"] = {"topic": f"{name}.dead"}
@@ -243,6 +246,11 @@ class Bench:
     def _sql(self, statement: str) -> list[tuple[Any, ...]]:
         assert self._addresses.hiveserver2 is not None
         return query(self._addresses.hiveserver2, statement)[1]
+
+
+def _cpu_seconds_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _warm_rate(commits: list[dict[str, Any]]) -> float:

@@ -6,9 +6,9 @@ Other formats (`bench.formats`) have the same content.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from ingestd.schema import Column, HiveType
 
@@ -115,7 +115,8 @@ class Shape:
     """Records of one shape, and the table that stores them. `size` is the approximate number of bytes of a record.
 
     `record` returns the record with a given id as JSON, `format` is the format in which it is produced. The table is
-    partitioned by `partition`, unless it is empty. `on_error` is that of the mapping if some records are rejects.
+    partitioned by `partition`, unless it is empty. `on_error` is that of the mapping if some records are rejects, and
+    `sql` are its keys `where` and `transform`.
     """
 
     name: str
@@ -126,6 +127,7 @@ class Shape:
     kafka_partitions: int = 16
     format: Format = "json"
     on_error: Literal["stop", "skip", "dead_letter"] = "stop"
+    sql: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def has_rejects(self) -> bool:
@@ -145,6 +147,7 @@ class Shape:
         return [Column(name, kind) for name, kind in zip(record.names, record.children, strict=True)]
 
 
+_SELECT = "SELECT id, ts, upper(user_name) AS user_name, amount * 2 AS amount, NOT flag AS flag, note FROM records"
 FLAT = Shape("flat", 142, COLUMNS, _flat)
 NESTED = Shape(
     "nested",
@@ -167,6 +170,9 @@ SHAPES = (
     Shape("hot", 142, COLUMNS, _flat, "", 1),
     Shape("rejects", 142, COLUMNS, _some_rejects, on_error="skip"),
     Shape("dead_letters", 142, COLUMNS, _some_rejects, on_error="dead_letter"),
+    replace(FLAT, name="flat_where", sql={"where": "user_name >= '' AND amount < 10000"}),
+    replace(FLAT, name="flat_transform", sql={"transform": {"select": _SELECT}}),
+    replace(NESTED, name="nested_where", sql={"where": "buyer.name >= ''"}),
     replace(FLAT, name="flat_avro", size=82, format="avro"),
     replace(NESTED, name="nested_avro", size=157, format="avro"),
     replace(FLAT, name="flat_protobuf", size=90, format="protobuf"),

@@ -2,8 +2,10 @@
 
 For each shape, both drain the same topic with two cores, one after the other. As in `bench.ingest`, the steady rate of
 ingestd is compared with the second (warm) drain of one Spark session. The clean shape is `flat`; `hot` has the same
-records in one Kafka partition. In `rejects` and `dead_letters`, the ids of 1 % of them are not numbers. Rates are
-comparable only within one run, so quote the ratio. Spark needs the packages of its formats (`bench.spark`).
+records in one Kafka partition. In `rejects` and `dead_letters`, the ids of 1 % of them are not numbers. In `flat_where`
+and `flat_transform`, all rows of `flat` pass through the SQL of the mapping, so compare their CPU time with that of
+`flat`. Rates are comparable only within one run, so quote the ratio. Spark needs the packages of its formats
+(`bench.spark`).
 """
 
 from __future__ import annotations
@@ -50,15 +52,16 @@ def _measure(
     ours, theirs = [], []
     skips_spark = arguments.skip_spark
     for _ in range(arguments.runs):
-        ours.append(bench.ingestd().rate)
+        ours.append(bench.ingestd())
         if not skips_spark:
             try:
                 theirs.append(bench.spark()["warm"])
             except subprocess.CalledProcessError:
                 print(f"{shape.name}: Spark fails; are its packages at hand?", flush=True)
                 skips_spark = True
-    rate = statistics.median(ours)
+    rate = statistics.median(drain.rate for drain in ours)
     line = f"{shape.name}: {count:,} records, ingestd {rate:,.0f} records/s, {rate * shape.size / 1e6:.0f} MB/s"
+    line += f", {min(drain.cpu_seconds for drain in ours):.1f} s of CPU time"
     if theirs:
         warm = statistics.median(theirs)
         line += f"; spark {warm:,.0f} records/s; ratio {rate / warm:.2f}"
