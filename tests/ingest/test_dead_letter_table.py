@@ -196,8 +196,11 @@ def test_table_of_dead_letters_when_renamed_while_the_daemon_runs_then_a_new_one
     assert stack.ids() == [1, 2]
 
 
-def _prepare(stack: Stack, mappings: int) -> tuple[Path, list[str], str]:
-    """Create a topic with rejects, and mappings that share a table of dead letters.
+_ODD = range(1, 20, 2)
+
+
+def _prepare(stack: Stack, mappings: int, columns: str = "id int", **options: Any) -> tuple[Path, list[str], str]:
+    """Create a topic with rejects, and mappings with these options that share a table of dead letters.
 
     Returns the configuration, the names of the mappings and of their tables, and the table of dead letters.
     """
@@ -205,21 +208,24 @@ def _prepare(stack: Stack, mappings: int) -> tuple[Path, list[str], str]:
     letters = f"default.{stack.name}_dead"
     names = [f"{stack.name}_{number}"[-40:] for number in range(mappings)]
     for name in names:
-        stack.table("id int", name=f"default.{name}")
+        stack.table(columns, name=f"default.{name}")
     wanted = ({"name": name, "table": f"default.{name}"} for name in names)
-    config = stack.config(*(one | {"on_error": "dead_letter", "dead_letter": {"table": letters}} for one in wanted))
+    options |= {"on_error": "dead_letter", "dead_letter": {"table": letters}}
+    config = stack.config(*(one | options for one in wanted))
     stack.drain(config)  # stores the start positions and creates the table
     for partition in (0, 1):
-        stack.produce([{"id": partition * 10 + n} if n % 2 else b"{" for n in range(10)], partition=partition)
+        ids = range(partition * 10, partition * 10 + 10)
+        stack.produce([{"id": n, "big": n * 2**40} if n % 2 else b"{" for n in ids], partition=partition)
     return config, names, letters
 
 
-def _assert_exactly_once(stack: Stack, names: Sequence[str], letters: str) -> None:
+def _assert_exactly_once(stack: Stack, names: Sequence[str], letters: str, ids: Sequence[int] = _ODD) -> None:
     rejects = [(partition, offset) for partition in (0, 1) for offset in range(0, 10, 2)]
     assert _letters(stack, letters) == sorted((name, *reject) for name in names for reject in rejects)
     assert stack.count(name=letters) == len(names) * len(rejects)
     for name in names:
-        assert stack.ids(name) == [n for n in range(20) if n % 2]
+        assert stack.ids(name) == list(ids)
+        assert stack.count(name=f"default.{name}") == len(ids)
 
 
 def _stagings(stack: Stack, table: str) -> list[Path]:
@@ -227,15 +233,40 @@ def _stagings(stack: Stack, table: str) -> list[Path]:
     return list((place / DAEMON).glob("*"))
 
 
-def test_kill_after_each_step_when_restarted_then_each_row_and_each_dead_letter_is_stored_once(stack: Stack) -> None:
-    """A process is killed in which a transaction of another mapping waits after each step; they share the letters."""
-    config, names, letters = _prepare(stack, len(STEPS))
+_SELECT = "SELECT id, big FROM records LATERAL VIEW explode(array(1, 2)) AS n"
+_TRANSFORM = {"columns": {"id": "int", "big": "bigint"}, "select": _SELECT}
+
+
+@pytest.mark.parametrize(
+    ("options", "columns", "ids"),
+    [
+        ({"where": "id < 12", "schema_evolution": "widen"}, "id tinyint", range(1, 12, 2)),
+        pytest.param(
+            {"where": "id > 10", "transform": _TRANSFORM},
+            "id int, big bigint",
+            [n for n in range(11, 20, 2) for _ in range(2)],
+            marks=pytest.mark.soak,
+        ),
+    ],
+    ids=["where_and_evolution", "transform"],
+)
+def test_kill_after_each_step_when_restarted_then_each_row_and_each_dead_letter_is_stored_once(
+    stack: Stack, options: dict[str, Any], columns: str, ids: Sequence[int]
+) -> None:
+    """A process is killed in which a transaction of another mapping waits after each step; they share the letters.
+
+    With schema evolution, the first two steps are those of transactions that find the new column, the others those of
+    transactions that write it.
+    """
+    config, names, letters = _prepare(stack, len(STEPS), columns=columns, **options)
     killed, _ = stack.start_held(config, STEPS)
     killed.kill()
     assert killed.wait() == -9, killed.text()
     assert len(_letters(stack, letters)) == 2 * 10  # the steps `committed` and `mirrored`
     stack.drain(config)
-    _assert_exactly_once(stack, names, letters)
+    _assert_exactly_once(stack, names, letters, ids)
+    for name in names:
+        assert sorted(stack.sql(f"SELECT id, big FROM default.{name}")) == [(n, n * 2**40) for n in ids]
     assert _stagings(stack, letters) == []
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from ingestd.sandbox import Addresses
 from tests.support.daemon import DaemonThread
-from tests.support.stack import Stack, eventually
+from tests.support.stack import Stack
 
 # One topic of two kinds. Record 5 has neither kind, record 6 is malformed, and record 7 has a kind of another type.
 ROUTED: list[Any] = [
@@ -48,9 +48,6 @@ _TRANSFORM = {
         WHERE id IS NOT NULL -- always true
     """,
 }
-
-
-_STEPS = ("staged", "placed", "committed")
 
 
 class _Cases:
@@ -192,33 +189,3 @@ def test_query_when_it_cannot_be_used_then_the_mapping_stops_and_stores_nothing(
     assert (failed["reason"], text in failed["error"]) == (reason, True), failed
     assert cases.sql(case, "*", "1") == []
     assert _letters(cases, case) == []
-
-
-@pytest.mark.soak
-def test_kill_before_and_after_the_commit_when_restarted_then_each_row_is_stored_once(stack: Stack) -> None:
-    """A process is killed in which transactions of three mappings wait after these steps; they share the topic."""
-    stack.topic(1)
-    names = [f"{stack.name}_{number}"[-40:] for number in range(len(_STEPS))]
-    for name in names:
-        stack.table("id int, n int", name=f"default.{name}")
-    select = "SELECT id, n FROM records LATERAL VIEW explode(array(1, 2)) AS n"
-    transform = {"columns": {"id": "int"}, "select": select}
-    wanted = ({"name": name, "table": f"default.{name}"} for name in names)
-    letters = {"on_error": "dead_letter", "dead_letter": {"table": f"default.{stack.name}_dead"}}
-    config = stack.config(*(one | {"where": "id % 3 = 0", "transform": transform} | letters for one in wanted))
-    stack.drain(config)
-    stack.produce([{"id": n} if n % 2 else b"{" for n in range(20)])
-    gates = {step: stack.directory / step for step in _STEPS}
-    failpoints = ",".join(f"{step}=hold:{gate}" for step, gate in gates.items())
-    killed = stack.start_process(config, INGESTD_TESTING="1", INGESTD_FAILPOINT=failpoints)
-    for step, gate in gates.items():
-        eventually(f"a transaction to wait after {step}", Path(f"{gate}.held").exists)
-    killed.kill()
-    assert killed.wait() == -9, killed.text()
-    stack.drain(config)
-    for name in names:
-        assert stack.ids(name) == [3, 3, 9, 9, 15, 15]
-        assert stack.count(name=f"default.{name}") == 6
-    counts = "count(*), count(DISTINCT record_offset)"
-    found = stack.sql(f"SELECT mapping, {counts} FROM default.{stack.name}_dead GROUP BY mapping")
-    assert sorted(found) == sorted((name, 10, 10) for name in names)
