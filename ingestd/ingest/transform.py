@@ -18,7 +18,7 @@ from ingestd.errors import ConfigError, RecordError
 from ingestd.formats.decoder import DecodeResult
 from ingestd.formats.options import FormatOptions
 from ingestd.formats.registry import Registry
-from ingestd.formats.row_batches import arrow_of
+from ingestd.formats.row_batches import FIRST_DAY, LAST_DAY, arrow_of
 from ingestd.ingest.decoding import NONE_REFUSED, KafkaColumns, Refused, RowDecoder, refuse_known
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.partitioning import Partitioning
@@ -27,6 +27,8 @@ from ingestd.spark.query import Query
 
 _NUMBERS = (*INTEGER_BITS, "float", "double", "decimal")
 _SIZED = ("varchar", "char")
+_LIMITED = (*_SIZED, "date", "timestamp")
+_MICROS_PER_DAY = 86_400_000_000
 _NO_PARTITIONING = Partitioning((), ())
 
 
@@ -139,18 +141,33 @@ def _castable(kind: HiveType) -> str:
 
 
 def _stored(column: Column, array: pa.Array) -> pa.Array:
-    """Return a char column without padding, and all other columns as they are. Raises RecordError for a long text."""
+    """Return a char column without padding, and all other columns as they are.
+
+    Raises RecordError for a long text, and for a time in other years than 0001 to 9999, which SQL can compute.
+    """
     if column.type.kind == "char":
         array = pc.utf8_rtrim(array, characters=" ")
-    for kind, texts in _sized_texts(column.type, array):
-        longest = pc.max(pc.utf8_length(texts)).as_py() or 0
-        if longest > kind.length:
-            raise _unfit(column.name, f"a text of {longest} characters is longer than {kind}")
+    for kind, values in _limited_values(column.type, array):
+        if kind.kind in _SIZED:
+            longest = pc.max(pc.utf8_length(values)).as_py() or 0
+            if longest > kind.length:
+                raise _unfit(column.name, f"a text of {longest} characters is longer than {kind}")
+        elif not _is_within_years(kind, values):
+            raise _unfit(column.name, f"a {kind} is not in the years 0001 to 9999")
     return array
 
 
-def _sized_texts(kind: HiveType, array: pa.Array) -> Iterator[tuple[HiveType, pa.Array]]:
-    """Yield the texts that a varchar or char stores, also those inside of complex values, without padding."""
+def _is_within_years(kind: HiveType, values: pa.Array) -> bool:
+    parts, integers = (1, pa.int32()) if kind.kind == "date" else (_MICROS_PER_DAY, pa.int64())
+    first, last = pc.min_max(values.view(integers)).as_py().values()
+    return first is None or (first >= FIRST_DAY * parts and last < (LAST_DAY + 1) * parts)
+
+
+def _limited_values(kind: HiveType, array: pa.Array) -> Iterator[tuple[HiveType, pa.Array]]:
+    """Yield the values of types that cannot store all of them, also those inside of complex values.
+
+    Those are texts of a varchar or char, which are without padding, dates, and timestamps in microseconds.
+    """
     if kind.kind == "struct":
         parts = array.flatten()
     elif kind.kind == "map":
@@ -158,11 +175,11 @@ def _sized_texts(kind: HiveType, array: pa.Array) -> Iterator[tuple[HiveType, pa
     elif kind.kind == "array":
         parts = [array.flatten()]
     else:
-        if kind.kind in _SIZED:
+        if kind.kind in _LIMITED:
             yield kind, pc.utf8_rtrim(array, characters=" ") if kind.kind == "char" else array
         return
     for child, part in zip(kind.children, parts, strict=True):
-        yield from _sized_texts(child, part)
+        yield from _limited_values(child, part)
 
 
 def _unfit(column: str, reason: str) -> RecordError:

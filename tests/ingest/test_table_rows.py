@@ -61,5 +61,24 @@ def test_value_when_it_fits_then_is_stored(kind: str, value: object, result: str
     assert _stored(kind, [None, value], result) == [None, value]
 
 
+@pytest.mark.parametrize("kind", ["date", "timestamp", "array<date>", "struct<a:timestamp>", "map<date,int>"])
+@pytest.mark.parametrize(("day", "fits"), [(-719_162, True), (2_932_896, True), (-719_163, False), (2_932_897, False)])
+def test_time_when_its_year_is_not_one_of_hive_then_is_refused(kind: str, day: int, fits: bool) -> None:
+    times = pa.array([day], pa.date32())
+    leaf = times if "date" in kind else times.cast(pa.timestamp("us"))
+    array = {
+        "a": lambda: pa.ListArray.from_arrays([0, 1], leaf),
+        "s": lambda: pa.StructArray.from_arrays([leaf], names=["a"]),
+        "m": lambda: pa.MapArray.from_arrays([0, 1], leaf, pa.array([1], pa.int32())),
+    }.get(kind[0], lambda: leaf)()
+    shape = Shape((Column("c", HiveType.parse(kind)),), (), None, Encoding())
+    batch = pa.RecordBatch.from_arrays([array], names=["c"])
+    if fits:
+        assert table_rows(batch, shape, _WHOLE).column("c").equals(array)
+    else:
+        with pytest.raises(RecordError, match=r"is not in the years 0001 to 9999"):
+            table_rows(batch, shape, _WHOLE)
+
+
 def test_text_when_its_column_is_char_then_is_stored_without_padding() -> None:
     assert _stored("char(3)", ["ab   ", "  ", None], "string") == ["ab", "", None]
