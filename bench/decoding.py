@@ -18,7 +18,7 @@ from bench.records import SHAPES, Shape, is_reject, misfit
 from ingestd.formats.json.options import JsonOptions
 from ingestd.schema import Column
 
-_JSON = tuple(shape for shape in SHAPES if shape.format == "json" and not shape.has_rejects)
+_JSON = tuple(shape for shape in SHAPES if shape.format == "json" and not shape.has_rejects and not shape.sql)
 
 _RECORDS, _BYTES = 20_000, 16_000_000
 
