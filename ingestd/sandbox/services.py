@@ -189,6 +189,9 @@ class Plan:
         jvm += [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _HIVE_OPENS]
         jvm.append("--add-opens=java.sql/java.sql=ALL-UNNAMED")
         if service == HIVESERVER2:
+            # Without Hadoop's native library, it runs chmod and readlink dozens of times for each statement. By
+            # default, Java runs a helper each time, which then runs the program.
+            jvm.append("-Djdk.lang.Process.launchMechanism=VFORK")
             return self.java_command(service, jvm)
         if self.database.is_derby:
             derby = {"startNetworkServer": "true", "host": "127.0.0.1", "portNumber": self.ports[port_names.DERBY]}
