@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 from hive_metastore import ttypes
 
-from ingestd.clock import Deadline, pause
+from ingestd.clock import Deadline, monotonic, pause
 from ingestd.errors import SandboxError
 from ingestd.hive.client import Metastore
 from ingestd.sandbox import Addresses
@@ -29,6 +29,10 @@ Row = tuple[Any, ...]
 T = TypeVar("T")
 # States of a compaction whose result readers use. The cleaner removes what it has replaced in the first one.
 COMPACTED = ("ready for cleaning", "succeeded")
+# The pause between two checks of a condition. A check may be a query that takes a whole core, so the pause is longer
+# after a longer check: most of the time is left to what the test waits for.
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
+_PAUSE_PER_CHECK = 3
 # How often a statement is repeated that HiveServer2 has failed by accident.
 _MOST_REPETITIONS = 5
 # Hive's errors if a directory of rows disappears while it lists a table. The group is the name of the table.
@@ -48,6 +52,7 @@ def eventually(what: str, check: Callable[[], Any], seconds: float = LIMIT) -> A
     """
     limit = Deadline.after(seconds)
     while True:
+        began = monotonic()
         with observed() as daemons:
             answer = check()
         if answer:
@@ -56,7 +61,7 @@ def eventually(what: str, check: Callable[[], Any], seconds: float = LIMIT) -> A
         if has_failed or limit.passed:
             reason = "no daemon is left" if has_failed else f"timed out after {seconds:.0f} s"
             raise AssertionError("\n".join([f"{reason}, waiting for {what}", *map(summary, daemons)]))
-        pause(0.1)
+        pause(min(_LONGEST_PAUSE, max(_SHORTEST_PAUSE, _PAUSE_PER_CHECK * (monotonic() - began))))
 
 
 def wait_for_topic(admin: AdminClient, name: str, partitions: int) -> None:
