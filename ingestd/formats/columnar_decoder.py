@@ -5,6 +5,7 @@ Invariant: the result depends on each record alone, never on how records are bat
 
 from __future__ import annotations
 
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -22,6 +23,8 @@ from ingestd.schema import Column, HiveType
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
+# Of the type of a row. Nobody reads columns with more.
+_MAX_TYPES, _MAX_DEPTH = 10_000, 100
 ReadRows = Callable[[Records, Ints, Ints], pa.StructArray]
 """Reads the records with these indexes, whose data begins at these positions, as one struct per record."""
 
@@ -39,6 +42,32 @@ def joined_columns(rows: Iterable[HiveType]) -> tuple[Column, ...]:
                 raise InvalidSchema(f"field {name} of two schemas: {columns[name]} and {found} have no common type")
             columns[name] = joined
     return tuple(Column(name, kind) for name, kind in columns.items())
+
+
+def require_size(root: T, parts: Callable[[T], Iterable[T]]) -> None:
+    """Raise InvalidSchema if the column type of a schema would be too large or nest too deeply.
+
+    A schema can use a type that it has defined many times, so a short one can describe a type of any size. `parts`
+    returns the types inside of a type, which are compared by identity.
+    """
+    found: dict[int, tuple[int, int]] = {}
+
+    def measured(kind: T) -> tuple[int, int]:
+        """Return the number of types that a type consists of, and their levels."""
+        if id(kind) not in found:
+            found[id(kind)] = 0, 0  # for a type that contains itself
+            inside = [measured(part) for part in parts(kind)]
+            found[id(kind)] = 1 + sum(size for size, _ in inside), 1 + max((depth for _, depth in inside), default=0)
+        return found[id(kind)]
+
+    try:
+        size, depth = measured(root)
+    except RecursionError:
+        size, depth = 0, sys.maxsize
+    if depth > _MAX_DEPTH:
+        raise InvalidSchema("its types nest too deeply")
+    if size > _MAX_TYPES:
+        raise InvalidSchema(f"its fields, with those inside of them, are more than {_MAX_TYPES:,}")
 
 
 def no_columns(error: InvalidSchema) -> ConfigError:

@@ -71,6 +71,23 @@ def test_schema_when_it_contains_itself_then_refused() -> None:
         columns_of([read_schema(json.dumps(tree)).record])
 
 
+def test_schema_when_a_short_one_describes_a_large_or_a_deep_row_then_refused() -> None:
+    doubled: Any = {**INNER, "name": "x0"}
+    for level in range(40):
+        fields = [{"name": "a", "type": doubled}, {"name": "b", "type": f"x{level}"}]
+        doubled = {"type": "record", "name": f"x{level + 1}", "fields": fields}
+    deep: Any = "int"
+    for _ in range(300):
+        deep = {"type": "array", "items": deep}
+    for avro, reason in ((doubled, "are more than 10,000"), (deep, "its types nest too deeply")):
+        row = {"type": "record", "name": "row", "fields": [{"name": "field", "type": avro}]}
+        record = read_schema(json.dumps(row)).record
+        with pytest.raises(InvalidSchema, match=reason):
+            columns_of([record])
+        with pytest.raises(InvalidSchema, match=reason):
+            needed_columns(record, [])
+
+
 def test_schemas_when_they_differ_then_columns_store_the_records_of_both() -> None:
     assert _columns({"a": "int", "b": "string"}, {"a": "long", "c": INNER}) == {
         "a": "bigint",

@@ -50,6 +50,9 @@ def framed(identifier: int, path: bytes, data: bytes) -> bytes:
 def test_columns_when_one_message_contains_the_others_then_they_are_its_fields(server: RegistryServer) -> None:
     row = message("Row", [Field("ITEM", 1, ".shop.Outer.Item"), Field("n", 2, "uint64", key="uint64")])
     well_known = [Field("at", 1, ".google.protobuf.Timestamp"), Field("text", 3, ".google.protobuf.Duration")]
+    doubled = [
+        message(f"M{n}", [Field(name, i, f".shop.M{n + 1}") for i, name in ((1, "a"), (2, "b"))]) for n in range(40)
+    ]
     for topic, file in (
         ("a", file_of(message("Outer", [], ITEM), row)),
         ("b", file_of(message("Row", [Field("n", 2, "string", "repeated"), *well_known]))),
@@ -57,6 +60,7 @@ def test_columns_when_one_message_contains_the_others_then_they_are_its_fields(s
         ("tree", file_of(message("Tree", [Field("next", 1, ".shop.Tree")]))),
         ("empty", file_of(message("Row", []))),
         ("case", file_of(message("Row", [Field("a", 1, "int32"), Field("A", 2, "int32")]))),
+        ("large", file_of(*doubled, message("M40", [Field("a", 1, "int32")]))),
     ):
         register(server, file, f"{topic}-value")
 
@@ -71,6 +75,7 @@ def test_columns_when_one_message_contains_the_others_then_they_are_its_fields(s
         (("tree",), "next: a message that contains itself has no column type"),
         (("empty",), "which of its messages records are: none has a field"),
         (("case",), "A: the name of another field differs only in case"),
+        (("large",), "its fields, with those inside of them, are more than 10,000"),
         (("none",), "the registry has no subject none-value"),
         (("a", "b"), r"field n of two schemas: map<bigint,decimal\(20,0\)> and array<string> have no common type"),
     ):

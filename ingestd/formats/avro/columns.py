@@ -21,7 +21,7 @@ from dataclasses import replace
 
 from ingestd.formats.avro.readers import field_of
 from ingestd.formats.avro.schema import AvroField, AvroType
-from ingestd.formats.columnar_decoder import joined_columns
+from ingestd.formats.columnar_decoder import joined_columns, require_size
 from ingestd.formats.registry import InvalidSchema
 from ingestd.schema import Column, HiveType
 
@@ -40,7 +40,7 @@ def columns_of(records: Iterable[AvroType]) -> tuple[Column, ...]:
     The column of a field of several schemas can store the values of all. Raises InvalidSchema with the path of a field
     that no column can store.
     """
-    return joined_columns(_type(record, "", ()) for record in records)
+    return joined_columns(_row(record) for record in records)
 
 
 def needed_columns(record: AvroType, columns: Sequence[Column]) -> tuple[Column, ...]:
@@ -49,6 +49,7 @@ def needed_columns(record: AvroType, columns: Sequence[Column]) -> tuple[Column,
     Fields without a column have columns of their own. A field that has a column, but no column type, needs that column.
     Raises InvalidSchema with the path of a field without a column that no column can store.
     """
+    require_size(record, _parts)
     row = HiveType("struct", children=tuple(c.type for c in columns), names=tuple(c.name for c in columns))
     found = _needed(record, row, "", ())
     return tuple(map(Column, found.names, found.children))
@@ -59,6 +60,16 @@ def without_fields(record: AvroType, names: Collection[str]) -> AvroType:
     if record.kind == "union":
         return replace(record, children=tuple(without_fields(branch, names) for branch in record.children))
     return replace(record, fields=tuple(field for field in record.fields if field.name.lower() not in names))
+
+
+def _row(record: AvroType) -> HiveType:
+    require_size(record, _parts)
+    return _type(record, "", ())
+
+
+def _parts(avro: AvroType) -> list[AvroType]:
+    """Return the types inside of a type."""
+    return [*avro.children, *(field.type for field in avro.fields)]
 
 
 def _needed(avro: AvroType, stored: HiveType, path: str, outer: tuple[AvroType, ...]) -> HiveType:

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from ingestd.formats.columnar_decoder import require_size
 from ingestd.formats.protobuf.readers import field_of, is_wrapper
 from ingestd.formats.protobuf.schema import ProtoField, ProtoType
 from ingestd.formats.protobuf.well_known import TEXT_MESSAGES, TIMESTAMP
@@ -47,10 +48,13 @@ def row_of(kind: ProtoType) -> HiveType:
 
     Raises InvalidSchema with the path of a field that no column can store.
     """
-    try:
-        return _message(kind, None, "", ())
-    except RecursionError:
-        raise InvalidSchema("its types nest too deeply") from None
+    require_size(kind, _parts)
+    return _message(kind, None, "", ())
+
+
+def _parts(message: ProtoType) -> list[ProtoType]:
+    """Return the types of the fields of a message that are messages."""
+    return [field.message for field in message.fields if field.message]
 
 
 def needed_columns(kind: ProtoType, columns: Sequence[Column], others: Collection[str]) -> tuple[Column, ...]:
@@ -59,6 +63,7 @@ def needed_columns(kind: ProtoType, columns: Sequence[Column], others: Collectio
     Fields with the lower-case names `others` need none. A field that has a column, but no column type, needs that
     column. Raises InvalidSchema with the path of a field without a column that no column can store.
     """
+    require_size(kind, _parts)
     row = HiveType("struct", children=tuple(c.type for c in columns), names=tuple(c.name for c in columns))
     fields = tuple(field for field in kind.fields if field.name.lower() not in others)
     found = _message(replace(kind, fields=fields), row, "", ())
