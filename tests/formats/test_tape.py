@@ -281,6 +281,11 @@ def test_tape_when_a_record_is_malformed_then_the_others_keep_their_tokens(value
     [
         ({"a": "string"}, '{"a": {"x": [1, 2.50, "y z"], "n": null}}', '{"x":[1,2.50,"y z"],"n":null}'),
         ({"a": "string"}, '{"a":[true , {"b" : "a\\nb"}]}', '[true,{"b":"a\\nb"}]'),
+        (
+            {"a": "string"},
+            r'{"b":"\/","a":{"x" : ["\u00e4\/\\u\u0022\u0001", "\ud83d\ude00"], "y":"\n\/"}}',
+            r'{"x":["ä/\\u\"\u0001","😀"],"y":"\n/"}',
+        ),
         ({"a": "string"}, '{"a":1e3}', "1e3"),
         ({"a": "array<varchar(9)>"}, '{"a":[[1,2],"x",null,{}]}', ["[1,2]", "x", None, "{}"]),
         ({"a": "map<string,int>"}, '{"A":{"k":1,"l":null}}', [("k", 1), ("l", None)]),

@@ -9,7 +9,9 @@ at most MAX_DEPTH levels. Every other line is in `malformed`, and has the tokens
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -71,6 +73,27 @@ class _MalformedError(Exception):
         self.lines = lines
 
 
+@dataclass(frozen=True, slots=True)
+class _Compact:
+    """The compact text of the records, and its places: those of the bytes of the original text, None if all are equal.
+
+    After that, a place moves by `shifts[n]` if it is behind n of the strings that have another length; they end at
+    `ends`. `others` are the original places of strings that are not compact.
+    """
+
+    text: bytes
+    places: Ints | None
+    others: Ints
+    ends: Ints | None = None
+    shifts: Ints | None = None
+
+    def places_of(self, originals: Ints) -> Ints:
+        found = originals if self.places is None else self.places[originals]
+        if self.ends is None or self.shifts is None:
+            return found
+        return found + self.shifts[np.searchsorted(self.ends, found, side="right")]
+
+
 class Tape:
     """The tokens of records. Token t has a kind and occupies the bytes `start[t]` to `end[t]` of `text`.
 
@@ -123,11 +146,15 @@ class Tape:
         found: Mask = np.searchsorted(self._backslashes, ends) > np.searchsorted(self._backslashes, starts)
         return found
 
-    def compact(self, tokens: Ints) -> pa.StringArray:
-        """Return the text of objects and arrays, given by the tokens that open them, without blanks between tokens."""
+    def compact(self, tokens: Ints) -> tuple[pa.StringArray, Mask]:
+        """Return the compact text (`types.text_of`) of objects and arrays, given by the tokens that open them.
+
+        Also returns which texts are not compact, because they have an escape sequence in a name, or for a surrogate.
+        """
         starts, ends = self.start[tokens], self._close_ends[tokens]
-        text, place = self._without_blanks
-        return parts(text, starts, ends) if place is None else parts(text, place[starts], place[ends])
+        compact = self._compact
+        others = np.searchsorted(compact.others, ends) > np.searchsorted(compact.others, starts)
+        return parts(compact.text, compact.places_of(starts), compact.places_of(ends)), others
 
     def lines(self, tokens: Ints) -> bytes:
         """Return the text of objects and arrays as lines; `tokens` open them, in ascending order and not nested."""
@@ -177,9 +204,10 @@ class Tape:
         self._exclude(places[kinds == _CONTROL])
         is_quote = kinds == STRING
         self._backslashes = places[kinds == _BACKSLASH]
+        self._escapes = self._backslashes
         if len(self._backslashes):
-            escaped = self._escaped()
-            is_quote[is_quote] = ~np.isin(places[is_quote], escaped)
+            self._escapes = self._escaped()
+            is_quote[is_quote] = ~np.isin(places[is_quote], self._escapes)
         # From the opening quote to the character before the closing one.
         in_string = np.bitwise_xor.accumulate(is_quote.view(np.uint8)).view(np.bool_)
         self._require_lines(np.diff(in_string[is_end], prepend=False))
@@ -328,6 +356,36 @@ class Tape:
         places = np.concatenate(([0], np.cumsum(kept))).astype(np.int32)
         return self._letters[kept].tobytes(), places
 
+    @cached_property
+    def _compact(self) -> _Compact:
+        """The text from which `compact` takes parts: without blanks, and with the strings written as `text_of` does."""
+        text, places = self._without_blanks
+        escapes = self._escapes[np.isin(self._letters[self._escapes], list(b"u/"))]  # `text_of` writes the others, too
+        strings = np.unique(np.searchsorted(self._strings[0], escapes) - 1)
+        starts, ends = self._strings[0][strings], self._strings[1][strings]
+        raw = parts(self.text, starts + 1, ends).to_pylist()
+        texts = json.loads('["' + '","'.join(raw) + '"]') if raw else raw
+        is_other = np.isin(starts, self.start[self.kind == KEY])
+        if not is_encodable("".join(texts)):
+            is_other |= [not is_encodable(text) for text in texts]
+        written = np.flatnonzero(~is_other)
+        if not len(written):
+            return _Compact(text, places, starts[is_other])
+        # Strings contain no raw newline.
+        new = json.dumps([texts[index] for index in written.tolist()], ensure_ascii=False, separators=("\n", ":"))
+        quoted = pa.array(new[1:-1].split("\n"), pa.string())
+        before, after = starts[written], ends[written] + np.int32(1)
+        if places is not None:
+            before, after = places[before], places[after]
+        gaps = parts(text, np.append(0, after), np.append(before, len(text)))
+        order = np.empty(len(gaps) + len(quoted), np.int64)
+        order[0::2], order[1::2] = np.arange(len(gaps)), len(gaps) + np.arange(len(quoted))
+        lengths = pc.binary_length(quoted).to_numpy() - (after - before)
+        size = len(text) + int(lengths.sum())
+        text = pa.concat_arrays([gaps, quoted]).take(pa.array(order)).buffers()[2].to_pybytes()[:size]
+        shifts = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+        return _Compact(text, places, starts[is_other], after, shifts)
+
     def _exclude(self, places: Places) -> None:
         """Note that the lines of these places are malformed. The next `_require` that fails excludes them as well."""
         if len(places):
@@ -345,6 +403,11 @@ class Tape:
 
     def _lines_of(self, places: Places) -> npt.NDArray[np.intp]:
         return np.searchsorted(self._breaks, places)
+
+
+def is_encodable(text: str) -> bool:
+    """Return whether a text has no unpaired surrogate."""
+    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _is_utf8(text: bytes) -> bool:

@@ -30,6 +30,7 @@ from ingestd.formats.json.tape import (
     Ints,
     Mask,
     Tape,
+    is_encodable,
 )
 from ingestd.formats.json.types import InvalidValue, Number, PrimitiveType
 from ingestd.formats.record_decoder import RejectReasons
@@ -39,7 +40,8 @@ from ingestd.schema import Column, HiveType
 _PIECE_BYTES = 1 << 20
 _MISSING = -1  # in place of a token
 _BOOLEANS = {"true": True, "false": False}
-_DOUBLE_INSIDE = "[0-9][.eE]|-0"  # a number that `lenient` may write in another way, or text like it
+# A number that `lenient` may write in another way, or text like it, and a control character.
+_UNLIKE_LENIENT = r"[0-9][.eE]|-0|\\u"
 
 
 class TapeReader:
@@ -436,20 +438,18 @@ class _Columns:
             plain = json.loads('["' + '","'.join(raw) + '"]')
             bad = [any("\ud800" <= letter <= "\udfff" for letter in text) for text in plain if not text.isascii()]
             if any(bad):
-                failed[np.flatnonzero(escaped)] = [not _is_encodable(text) for text in plain]
-                plain = [text if _is_encodable(text) else "" for text in plain]
+                failed[np.flatnonzero(escaped)] = [not is_encodable(text) for text in plain]
+                plain = [text if is_encodable(text) else "" for text in plain]
             texts = pc.replace_with_mask(texts, pa.array(escaped), pa.array(plain, pa.string()))
         return texts, failed
 
     def _with_containers(self, texts: pa.StringArray, tokens: Ints, refused: Mask) -> pa.StringArray:
         """Add the objects and arrays of a text column, as compact JSON."""
         places = np.flatnonzero(refused)
-        parts = self._tape.compact(tokens[places])
-        # `text_of` writes these two escape sequences as characters.
-        rewritten = pc.or_(pc.match_substring(parts, "\\/"), pc.match_substring(parts, "\\u"))
+        parts, undecided = self._tape.compact(tokens[places])
         if self._lenient:
-            rewritten = pc.or_(rewritten, pc.match_substring_regex(parts, _DOUBLE_INSIDE))
-        self._leave(tokens[places[rewritten.to_numpy(zero_copy_only=False)]])
+            undecided = undecided | np.asarray(pc.match_substring_regex(parts, _UNLIKE_LENIENT))
+        self._leave(tokens[places[undecided]])
         self._leave(tokens[places[self._tape.contain(tokens[places], self._decimal_tokens)]])
         self.undecided |= self._tape.repeated_keys
         return pc.replace_with_mask(texts, pa.array(refused), parts)
@@ -503,7 +503,3 @@ def _repeated(owners: Ints, keys: pa.Array) -> npt.NDArray[np.intp]:
     order = np.argsort(pairs, kind="stable")
     again: npt.NDArray[np.intp] = order[:-1][np.diff(pairs[order]) == 0]
     return again
-
-
-def _is_encodable(text: str) -> bool:
-    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
