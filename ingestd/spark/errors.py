@@ -32,6 +32,10 @@ PYTHON_HINT = (
     "executors need the same versions of Python and ingestd as the driver: set spark.pyspark.python to their path, or"
     " ship them with spark.archives"
 )
+_HEAP_HINT = (
+    "correct values of a query that can become very large, such as repeat(text, 1000000000); otherwise raise"
+    " spark.driver.memory, and on a cluster spark.executor.memory"
+)
 _TRACE = "Traceback (most recent call last):"
 # An error condition of Spark SQL about a query: its data (class 22 of SQLSTATE), its text (42), or raise_error (P0).
 _QUERY_ERROR = re.compile(r"(\[[A-Z_.0-9]+\] .{,2000}?) SQLSTATE: (22|42|P0)\w{3}", re.DOTALL)
@@ -120,7 +124,7 @@ def job_error(text: str, where: str) -> JobFailed:
         hint = "free space in spark.local.dir of the machines that run tasks; by default, it is in TMPDIR"
         return LocalDiskFull(what, where=where, hint=hint)
     if "MemoryError" in what:
-        return WorkerLost(what, where=where)
+        return WorkerLost(what, where=where, hint=_HEAP_HINT if "OutOfMemoryError" in what else "")
     is_other_python = any(words in what for words in _OTHER_PYTHON)
     return JobFailed(what, where=where, hint=PYTHON_HINT if is_other_python else "")
 

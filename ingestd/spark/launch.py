@@ -64,6 +64,9 @@ _DEFAULTS = {
 }
 # If all processes are on this machine. Executors on other machines must be able to reach the driver.
 _LOCAL_DEFAULTS = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+# If the driver runs the tasks. By default, Spark ends the JVM of a task that runs out of memory; this one would end all
+# mappings. An executor of a cluster is replaced.
+_DRIVER_DEFAULTS = {"spark.executor.killOnFatalError.depth": "0"}
 
 
 def spark_properties(
@@ -74,6 +77,8 @@ def spark_properties(
     `scratch` is the directory for temporary files of Spark and of the JVM. `jvm_options` precede those of `conf`.
     """
     defaults = _DEFAULTS | (_LOCAL_DEFAULTS if _is_on_this_machine(master) else {})
+    if re.match(r"local(\[|\Z)", master):
+        defaults |= _DRIVER_DEFAULTS
     properties = {"spark.master": master, "spark.local.dir": str(scratch)} | defaults | dict(conf)
     own = (f"-Djava.io.tmpdir={scratch}", *jvm_options)
     properties[JAVA_OPTIONS] = " ".join((*(f'"{option}"' for option in own), properties[JAVA_OPTIONS]))

@@ -45,8 +45,9 @@ _SETTINGS = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(_BATCH_BYTES),
 }
-# Exceptions that leave the JVM in an unknown state. A StackOverflowError is the fault of a query with too many terms.
-_FATAL = ("OutOfMemoryError", "LinkageError", "InternalError", "ThreadDeath")
+# Exceptions that leave the JVM in an unknown state. A StackOverflowError is the fault of a query with many terms, and
+# an OutOfMemoryError that of a large constant, mostly of an array that cannot be allocated. Other threads go on.
+_FATAL = ("LinkageError", "InternalError", "ThreadDeath")
 _RESULT = "attempt bigint, number int, result binary"
 # The nodes of a plan that is evaluated row by row, with those of the view.
 _SOURCE = "MapInArrow"
@@ -63,9 +64,15 @@ _NAMES = {
     "WithCTE": "WITH",
     "Union": "UNION",
 }
-# Texts that Spark replaces by the present time if they are literals of a DATE or TIMESTAMP, or cast to one.
+# Texts that Spark replaces by the present time if they are literals of a DATE or TIMESTAMP, or cast to one. Escape
+# sequences and comments could hide them.
 _NOW = re.compile(r"\s*(?:now|today|tomorrow|yesterday)\b", re.IGNORECASE)
-_NOW_LITERAL = re.compile(rf"\b(?:date|timestamp(?:_ltz|_ntz)?)\s*['\"]{_NOW.pattern}", re.IGNORECASE)
+_NOW_LITERAL = re.compile(
+    rf"\b(?:date|timestamp(?:_ltz|_ntz)?)(?:\s|/\*.*?\*/|--[^\n]*\n)*r?['\"](?:{_NOW.pattern}|[^'\"]*\\)",
+    re.IGNORECASE | re.DOTALL,
+)
+# An initialization vector that was not given.
+_EMPTY = ("''", "X''", "CAST('' AS BINARY)")
 _HINT_NOW = "rows that are read again must be the same; `columns` can provide Kafka's timestamp"
 _HINT = "use a SELECT with expressions, WHERE and LATERAL VIEW over records, which is evaluated row by row"
 
@@ -96,6 +103,12 @@ class Queries:
             # expressions. They are faults of this query, and must not end the JVM, which other mappings use.
             if _exception(error).endswith(_FATAL) or self._session.sparkContext._jsc.sc().isStopped():
                 raise
+            if _exception(error) == "OutOfMemoryError":
+                raise _refused(
+                    "Spark's driver has too little memory to compute a constant of the query",
+                    "correct constants such as sequence(1, 1000000000) or repeat('x', 1000000000), or raise"
+                    " spark.driver.memory",
+                ) from error
             message = str(error.java_exception.getMessage() or _exception(error)).strip().splitlines()[0]
             raise _refused(message, "see the reference of Spark SQL") from error
         return tuple(Column(field.name.lower(), _hive_type(field.name, field.dataType)) for field in frame.schema)
@@ -266,28 +279,51 @@ def _require_rows(plan: Any, context: SparkContext) -> None:
         if name not in _NODES:
             raise _refused(f"{_NAMES.get(name, name)} is not allowed", _HINT)
         for expression in _elements(node.expressions()):
-            if name != _SOURCE and not expression.deterministic():
-                what = f"{expression.sql()} is not allowed, because its value is another one each time"
-                raise _refused(what, "rows that are read again must be the same")
-            for part in filter(_reads_now, _subexpressions(expression)):
-                raise _refused(f"{part.sql()} is not allowed", _HINT_NOW)
+            if name != _SOURCE:
+                _require_repeatable(expression)
     if sum(name == _SOURCE for _, name in nodes) != 1:
         raise _refused("the query must read records, and nothing else", _HINT)
+
+
+def _require_repeatable(expression: Any) -> None:
+    """Raise ConfigError for an expression that can have another value when it is evaluated again for the same row."""
+    if not expression.deterministic():
+        what = f"{expression.sql()} is not allowed, because its value is another one each time"
+        raise _refused(what, "rows that are read again must be the same")
+    for part in _subexpressions(expression):
+        if _reads_now(part):
+            raise _refused(f"{part.sql()} is not allowed", _HINT_NOW)
+        if _encrypts_at_random(part):
+            what = "aes_encrypt without an initialization vector is not allowed"
+            raise _refused(what, "its value is another one each time; pass the argument iv")
 
 
 def _refuse_literals_of_now(query: Query) -> None:
     """Raise ConfigError for a literal such as DATE 'today', which is a constant once Spark has parsed it."""
     for text in (query.where, query.select):
         if match := _NOW_LITERAL.search(text):
-            raise _refused(f"{match[0]}' is not allowed", _HINT_NOW)
+            raise _refused(f"{' '.join(match[0].split())}' is not allowed", _HINT_NOW)
 
 
 def _reads_now(expression: Any) -> bool:
-    """Return whether an expression computes a date or a timestamp from a text such as 'today'."""
-    return str(expression.dataType().typeName()).startswith(("date", "timestamp")) and any(
-        str(child.nodeName()) == "Literal" and _NOW.match(str(child.toString()))
-        for child in _elements(expression.children())
-    )
+    """Return whether an expression computes a date or a timestamp from a text such as 'today'.
+
+    Spark computes constant texts first, so any that is not a literal may be one of these.
+    """
+    if not str(expression.dataType().typeName()).startswith(("date", "timestamp")):
+        return False
+    text = next(_elements(expression.children()), None)
+    if text is None or str(text.dataType().typeName()) != "string":
+        return False
+    return bool(_NOW.match(str(text.toString())) if str(text.nodeName()) == "Literal" else text.foldable())
+
+
+def _encrypts_at_random(expression: Any) -> bool:
+    """Return whether an expression encrypts with an initialization vector that Spark makes up."""
+    if str(expression.nodeName()) not in ("AesEncrypt", "aes_encrypt"):
+        return False
+    _, _, mode, _, iv, _ = _elements(expression.children())
+    return str(iv.sql()) in _EMPTY and str(mode.toString()).upper() != "ECB"
 
 
 def _subexpressions(expression: Any) -> Iterator[Any]:

@@ -39,6 +39,12 @@ def test_properties_when_the_master_is_a_cluster_then_executors_can_reach_the_dr
     assert properties["spark.speculation"] == "false"
 
 
+def test_properties_when_the_driver_runs_the_tasks_then_one_that_lacks_memory_does_not_end_it() -> None:
+    key = "spark.executor.killOnFatalError.depth"
+    without = [master for master in (*LOCAL, *CLUSTERS) if key not in spark_properties(master, {}, SCRATCH)]
+    assert without == ["local-cluster[2,1,1024]", *CLUSTERS]
+
+
 @pytest.mark.parametrize("master", [*LOCAL, *CLUSTERS])
 def test_properties_when_the_user_sets_one_then_it_overrides_the_default(master: str) -> None:
     own = {"spark.driver.host": "10.0.0.1", "spark.driver.memory": "2g", "spark.x": "y"}

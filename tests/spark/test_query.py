@@ -22,7 +22,7 @@ from ingestd.errors import ConfigError
 from ingestd.formats.row_batches import arrow_of
 from ingestd.schema import Column, HiveType
 from ingestd.spark.engine import Engine, JobGroup
-from ingestd.spark.errors import JobFailed, QueryFailed
+from ingestd.spark.errors import JobFailed, QueryFailed, WorkerLost
 from ingestd.spark.queries import require_version
 from ingestd.spark.query import Batches, Query
 from ingestd.spark.session import Session
@@ -59,6 +59,17 @@ REFUSED = {
     "select to_date(' Today') d from records": "to_date(' Today') is not allowed",
     "select id from records where at < 'tomorrow UTC'": "CAST('tomorrow UTC' AS TIMESTAMP) is not allowed",
     "select date_add(DATE 'yesterday', 1) d from records": "DATE 'yesterday' is not allowed",
+    "select DATE /* of */ -- the query\n 'today' d from records": "'today' is not allowed",
+    r"select timestamp 'n\u006fw' t from records": "is not allowed",
+    "select cast(concat('no', 'w') as timestamp) t from records": "CAST(concat('no', 'w') AS TIMESTAMP) is not allowed",
+    "select id from records where at > lower('TODAY')": "CAST(lower('TODAY') AS TIMESTAMP) is not allowed",
+    "select aes_encrypt(name, '0123456789abcdef') b from records": "aes_encrypt without an initialization vector",
+    "select aes_encrypt('a', '0123456789abcdef', 'CBC') b from records": "aes_encrypt without an initialization vector",
+    "select randstr(3) s from records": "is not allowed",
+    "select uniform(1, 1000) n from records": "is not allowed",
+    "select try_reflect('java.util.UUID', 'randomUUID') u from records": "is not allowed",
+    "select explode(sequence(1, 1000000000)) n from records": "too little memory to compute a constant",
+    "select id from records where name like repeat('x', 2000000000)": "too little memory to compute a constant",
     "select monotonically_increasing_id() i from records": "monotonically_increasing_id() AS i is not allowed",
     "select 1 a": "OneRowRelation is not allowed",
     "select id from range(3)": "must read records",
@@ -111,6 +122,18 @@ def test_predicate_when_it_is_not_allowed_then_it_is_refused(engine: Engine, whe
         engine.examine(Query(COLUMNS, where=where))
 
 
+def test_query_when_its_constants_are_the_same_each_time_then_it_is_allowed(engine: Engine) -> None:
+    iv = "unhex('000000000000000000000000')"
+    for select in (
+        f"select aes_encrypt(name, '0123456789abcdef', 'GCM', 'DEFAULT', {iv}) b from records",
+        "select aes_encrypt(name, '0123456789abcdef', 'ECB') b from records",
+        "select to_timestamp(name, concat('yyyy', '-MM')) t, date_trunc('MONTH', at) m from records",
+        "select from_utc_timestamp(at, concat('UTC', '+1')) t, date(concat('2026-11-', id)) d from records",
+        "select explode(sequence(1, 3)) n, DATE '2026-11-01' d, repeat('x', 100) r from records",
+    ):
+        assert engine.examine(Query(COLUMNS, select=select))
+
+
 def test_query_when_spark_is_too_old_then_it_is_refused() -> None:
     require_version("4.0.1")
     with pytest.raises(ConfigError, match=r"need Spark 4, but this is Spark 3\.5\.9"):
@@ -157,6 +180,17 @@ def test_query_when_an_expression_fails_then_the_error_has_sparks_message(engine
     query = Query(COLUMNS, select="select cast(name as int) n from records")
     with pytest.raises(QueryFailed, match=r"\[CAST_INVALID_INPUT\] The value 'n0' .* cannot be cast to \"INT\""):
         engine.query(JobGroup("query"), query, partial(_rows, 5), _list, [1])
+
+
+def test_query_when_a_value_needs_more_memory_than_the_driver_has_then_only_its_job_fails(engine: Engine) -> None:
+    for select in (
+        "select repeat(name, 1000000000) r from records",
+        "select explode(sequence(1, id + 1000000000)) n from records",
+    ):
+        with pytest.raises(WorkerLost, match=r"OutOfMemoryError.*spark\.driver\.memory"):
+            engine.query(JobGroup("query"), Query(COLUMNS, select=select), partial(_rows, 5), _list, [1])
+    [(_, rows)] = engine.query(JobGroup("query"), Query(COLUMNS, "id = 1"), partial(_rows, 5), _list, [1])
+    assert [row["id"] for row in rows] == [1]
 
 
 def _fail_after_rows(item: int, report: Callable[[str], None]) -> Batches:
