@@ -42,7 +42,7 @@ _SHARE, _LARGE_SHARE = 0.5, 0.8
 _DELIMITERS = "\x01\t;|,"
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,17})(?:\.\d{1,15})?")
 _CONFLUENT, _SINGLE_OBJECT = b"\x00", b"\xc3\x01"
-# A decoder needs a column. No field that is proposed has this name.
+# A decoder needs a column. This is not the name of a column, so a field with it is not proposed.
 _NO_FIELD = Column("no field", _STRING)
 _UNWRAPS = "format.envelope unwraps their rows."
 _ENVELOPES = {
@@ -232,7 +232,10 @@ def _columns(values: Sequence[bytes], options: JsonOptions) -> tuple[Column, ...
     decoder = options.decoder([_NO_FIELD])
     fields = decoder.unstored_fields(values, ())
     names = list(filter(_COLUMN.fullmatch, fields))
-    types = {column.name: column.type for column in decoder.needed_columns(values, {*fields} - {*names})}
+    if not names:
+        return ()
+    others = {_NO_FIELD.name, *fields} - {*names}
+    types = {column.name: column.type.known for column in decoder.needed_columns(values, others)}
 
     def rejects(column: Column) -> int:
         return len(options.decoder([column]).decode(values).rejects)

@@ -199,7 +199,7 @@ def _types(proposal: Proposal) -> dict[str, str]:
 def test_proposed_columns_then_have_the_narrowest_type_that_stores_every_value() -> None:
     sample = _records(
         {"a": 1, "b": 1, "c": True, "d": "2026-01-01", "e": "2026-01-01T10:00:00Z", "f": {"x": 1}, "g": None, "H": "1"},
-        {"a": 2, "b": 1.5, "c": False, "d": "2026-01-02", "e": "2026-01-01", "f": [1], "bad name": 1},
+        {"a": 2, "b": 1.5, "c": False, "d": "2026-01-02", "e": "2026-01-01", "f": [1], "bad name": 1, "no field": 1},
         {"a": None, "b": 2**70, "i": "x", "j": 1, "k": ["x", None], "l": {"date": 1, "m": [{"N": 1.5}]}, "o": {}},
         {"i": 5, "j": "1", "k": [], "l": {"m": [{"p": "2026-01-01"}]}, "q": {"a b": 1}, "r": [[1], ["x"]]},
     )

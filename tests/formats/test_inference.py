@@ -137,6 +137,20 @@ def test_field_when_no_column_can_have_its_name_then_says_so(record: Any, words:
         _needed(_decoder(id="int", s="struct<x:int>"), record)
 
 
+def test_objects_when_they_have_many_names_then_a_map_stores_them_and_a_struct_does_not() -> None:
+    values = [json.dumps({name: {f"k{n}": {"x": n} for n in range(1200)} for name in "mn"}).encode()]
+    few = [b'{"m": {"k": {"x": 1099511627776, "y": "a"}, "l": {"y": "b"}}}']
+    decoder = _decoder(m="map<string,struct<x:int>>")
+    assert _needed(decoder, *few, *values) == {"m": "map<string,struct<x:bigint,y:string>>", "n": "string"}
+    assert decoder.unstored_fields([*few, *values], ()) == ("m.y", "n")
+    assert decoder.unstored_fields(few, ()) == ("m.y",)
+    struct = _decoder(m="struct<x:int>")
+    assert struct.unstored_fields(values, ()) == ("m.*", "n")
+    assert struct.unstored_fields([json.dumps({"m": 1} | {f"k{n}": n for n in range(1200)}).encode()], ()) == ("*",)
+    with pytest.raises(InvalidTable, match="the objects in m have more than 1,000 different names"):
+        _needed(struct, *values)
+
+
 def test_unstored_fields_then_are_those_without_a_column_at_any_depth() -> None:
     decoder = _decoder(id="int", s="struct<x:int>", t="string", a="array<struct<x:int>>")
     record = {"ID": 1, "S": {"x": 1, "z ip": 2}, "t": {"u": 1}, "a": [{"y": 1}], "n": None, "dt": 1}

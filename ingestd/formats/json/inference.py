@@ -85,7 +85,7 @@ def unstored_fields(fields: HiveType, columns: Sequence[Column], others: Collect
     Too many of them are `*`.
     """
     row = HiveType("struct", children=tuple(c.type for c in columns), names=tuple(c.name for c in columns))
-    return tuple(name for name in _unstored(fields, row, "") if name not in others)
+    return tuple(name for name in dict.fromkeys(_unstored(fields, row, "")) if name not in others)
 
 
 def _unstored(found: HiveType, stored: HiveType, place: str) -> Iterator[str]:
