@@ -155,10 +155,14 @@ class ConnectGenerator:
     _VALUES = (
         *map(json.dumps, _NUMBERS), '"f/////////////////////w=="', '"x"', '""', '"12"', '" AQ=="', '"A\\/8="',
         '"\\u0041Q=="', "12.5",
-        "1e2", "7", "null", "true", '{"scale":"1","value":"gQ=="}', '["AQ==",null]', '{"a":"AQ==","t":"MDQ="}',
+        "1e2", "7", "null", "true",
+        '{"scale":"1","value":"gQ=="}', '{"scale":2,"value":"MDQ="}', '{"scale":-1,"value":"MDQ="}', '{"scale":1}',
+        '{"value":5,"scale":0}', '{"SCALE":1,"value":"gQ=="}', '{"scale":1,"value":"gQ==","Value":"AQ=="}',
+        '{"scale":100,"value":"AQ=="}', '{"scale":1.0,"value":"AQ=="}', '["AQ==",null]', '{"a":"AQ==","t":"MDQ="}',
         '{"A":"AQ=="}', '[{"a":"AQ=="}]', '{"k":"MDQ="}', "{}", "[]",
     )  # fmt: skip
     _DECIMAL = "org.apache.kafka.connect.data.Decimal"
+    _SCALED = "io.debezium.data.VariableScaleDecimal"
     _NAMES = ("a", "t", "s", "m", "l", "whole")
 
     def __init__(self, random: Random) -> None:
@@ -207,17 +211,21 @@ class ConnectGenerator:
         return "{" + ",".join(f'"{name}":{value}' for name, value in pairs) + "}"
 
     def _value(self, kind: Mapping[str, Any]) -> str:
+        number, chance = json.dumps(self._random.choice(self._NUMBERS)), self._random.random()
+        usual = self._random.choice(["0", '"5"', "null", '"1.5"'])
         if self._is_fault():
-            return self._random.choice(self._VALUES)
-        if kind.get("name") == self._DECIMAL:
-            return self._random.choice([json.dumps(self._random.choice(self._NUMBERS))] * 3 + ["null", "-2.5"])
-        if kind["type"] == "array":
-            return f"[{self._value(kind['items'])}]"
-        if kind["type"] == "map":
-            return f'{{"k":{self._value(kind["values"])}}}'
-        if "fields" in kind:
-            return self._object({inner["field"]: inner for inner in kind["fields"]})
-        return self._random.choice(["0", '"5"', "null", '"1.5"'])
+            usual = self._random.choice(self._VALUES)
+        elif kind.get("name") == self._DECIMAL:
+            usual = number if chance < 0.7 else "-2.5"
+        elif kind.get("name") == self._SCALED:
+            usual = f'{{"scale":{self._random.randint(0, 4)},"value":{number}}}'
+        elif kind["type"] == "array":
+            usual = f"[{self._value(kind['items'])}]"
+        elif kind["type"] == "map":
+            usual = f'{{"k":{self._value(kind["values"])}}}'
+        elif "fields" in kind:
+            usual = self._object({inner["field"]: inner for inner in kind["fields"]})
+        return usual if chance < 0.9 else "null"
 
     def _schema(self) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         """Return a schema of the payload, and those of the fields of a row."""
@@ -239,10 +247,10 @@ class ConnectGenerator:
         if self._is_fault():
             scale = self._random.choice(["-1", "40", "x", 2])
             unusual: dict[str, Any] = {"type": "bytes", "name": self._DECIMAL, "parameters": {"scale": scale}}
-            scaled: dict[str, Any] = {"type": "struct", "name": "io.debezium.data.VariableScaleDecimal"}
-            return self._random.choice([unusual, scaled])
+            return unusual
         decimal = {"type": "bytes", "name": self._DECIMAL, "parameters": {"scale": self._random.choice("0123")}}
-        return self._random.choice([decimal, decimal, {"type": "string", "doc": '"payload":'}])
+        scaled: dict[str, Any] = {"type": "struct", "name": self._SCALED}
+        return self._random.choice([decimal, decimal, scaled, {"type": "string", "doc": '"payload":'}])
 
 
 @settings(max_examples=250, deadline=None)

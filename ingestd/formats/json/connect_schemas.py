@@ -27,16 +27,17 @@ Mask = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int32]
 
 Decimals = int | Mapping[str, "Decimals"]
-"""The scale of a decimal, or the decimals in the members of an object, by their exact names. OTHER stands for decimals
-that are not read as columns."""
-OTHER = -1
+"""The scale of a decimal, or the decimals in the members of an object, by their exact names. WITH_SCALE stands for
+objects that contain a decimal and its scale, OTHER for decimals that are not read as columns."""
+OTHER, WITH_SCALE = -1, -2
 UNCHANGED = -1
+MAX_SCALE = 38
 
 _BEFORE_PAYLOAD = re.compile(b'"%s"[ \t\r\n]*:[ \t\r\n]*' % PAYLOAD.encode())
 _ONLY_PAYLOAD = b'{"%s":' % PAYLOAD.encode()
 _MAX_PLACES = 4  # of the name of the payload in one record, which may also be a name in the schema
 _MAX_NEW, _MAX_SCHEMAS = 16, 64  # in one batch, and remembered
-_MAX_BYTES, _MAX_SCALE = 15, 38  # of the decimals that are read here; all of these bytes fit into decimal(38)
+_MAX_BYTES = 15  # of the decimals that are read here, because all of them fit into decimal(38)
 _MAX_LETTERS = _MAX_BYTES // 3 * 4
 _DECIMAL_BYTES = 16
 _BASE64 = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
@@ -122,9 +123,9 @@ def _decimals_of(schema: object) -> Decimals | None:
     kind, name = schema.get("type"), schema.get("name")
     if name == DECIMAL:
         scale = scale_of(schema)
-        return scale if scale is not None and 0 <= scale <= _MAX_SCALE else OTHER
+        return scale if scale is not None and 0 <= scale <= MAX_SCALE else OTHER
     if name == SCALED_DECIMAL:
-        return OTHER
+        return WITH_SCALE
     if kind == "struct":
         fields = fields_of(schema)
         if len(set(map(str.lower, fields))) < len(fields):

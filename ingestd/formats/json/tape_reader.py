@@ -17,7 +17,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingestd.formats.json.connect_schemas import OTHER, UNCHANGED, Decimals, Schemas, numbers
+from ingestd.formats.json.connect_schemas import (
+    MAX_SCALE,
+    OTHER,
+    UNCHANGED,
+    WITH_SCALE,
+    Decimals,
+    Schemas,
+    numbers,
+)
 from ingestd.formats.json.envelope import AFTER, BEFORE, DELETE, OPERATION, PAYLOAD, SCHEMA
 from ingestd.formats.json.inference import Rows
 from ingestd.formats.json.layout import PLAIN, Layout, Place
@@ -184,26 +192,47 @@ class _Columns:
             present = values[values != _MISSING]
             is_null = (self._tape.kind[present] == SCALAR) & (self._tape.letters_at(present) == ord("n"))
             present = present[~is_null]
-            self._leave(
-                present[pc.not_equal(self._key_texts(present - np.int32(2)), name).to_numpy(zero_copy_only=False)]
-            )
+            self._leave_other_case(present, name)
             if not isinstance(inside, int):
                 yield from self._decimals(inside, values, depth + 1)
             elif inside == OTHER:
                 self._leave(present)
+            elif inside == WITH_SCALE:
+                yield from self._with_scales(present[self._tape.kind[present] == OPEN_OBJECT], depth + 1)
             else:
-                yield self._scaled(present, inside)
+                is_number = (self._tape.kind[present] == SCALAR) & ~np.isin(self._tape.letters_at(present), list(b"tf"))
+                yield self._scaled(present[~is_number], present[~is_number], inside)
 
-    def _scaled(self, tokens: Ints, scale: int) -> tuple[Ints, pa.StringArray]:
-        """Return the tokens of unscaled values that are texts, and their numbers with this scale."""
-        kinds = self._tape.kind[tokens]
-        is_number = (kinds == SCALAR) & ~np.isin(self._tape.letters_at(tokens), list(b"tf"))
-        self._leave(tokens[~is_number & (kinds != STRING)])
-        tokens = tokens[kinds == STRING]
-        texts = numbers(self._tape.texts(self._tape.start[tokens] + 1, self._tape.end[tokens] - 1), scale)
+    def _with_scales(self, objects: Ints, depth: int) -> Iterator[tuple[Ints, pa.StringArray]]:
+        """Yield the same for objects that contain the unscaled value of a decimal and its scale."""
+        values, scales = self._members(("value", "scale"), objects, depth)
+        is_whole = (values != _MISSING) & (scales != _MISSING) & (self._tape.kind[scales] == SCALAR)
+        self._leave(objects[~is_whole])
+        objects, values, scales = objects[is_whole], values[is_whole], scales[is_whole]
+        self._leave_other_case(values, "value")
+        self._leave_other_case(scales, "scale")
+        texts = self._tape.texts(self._tape.start[scales], self._tape.end[scales]).dictionary_encode()
+        for code, text in enumerate(texts.dictionary.to_pylist()):
+            chosen = texts.indices.to_numpy() == code
+            if text.isdecimal() and int(text[:3]) <= MAX_SCALE:
+                yield self._scaled(objects[chosen], values[chosen], int(text))
+            else:
+                self._leave(objects[chosen])
+
+    def _scaled(self, tokens: Ints, values: Ints, scale: int) -> tuple[Ints, pa.StringArray]:
+        """Return those of the tokens whose unscaled values are texts, and their numbers with this scale."""
+        is_text = self._tape.kind[values] == STRING
+        self._leave(tokens[~is_text])
+        tokens, values = tokens[is_text], values[is_text]
+        texts = numbers(self._tape.texts(self._tape.start[values] + 1, self._tape.end[values] - 1), scale)
         valid = texts.is_valid().to_numpy(zero_copy_only=False)
         self._leave(tokens[~valid])
         return tokens[valid], texts.drop_null()
+
+    def _leave_other_case(self, values: Ints, name: str) -> None:
+        """Leave the records undecided in which the name of one of these values is not exactly this one."""
+        has_other_case = pc.not_equal(self._key_texts(values - np.int32(2)), name)
+        self._leave(values[has_other_case.to_numpy(zero_copy_only=False)])
 
     def rows(self) -> Rows:
         """Return the objects whose members are fields: the records, or what is in their envelopes."""
