@@ -137,8 +137,7 @@ class CyclePlan:
         return found
 
     def _add(self, record: EventRecord) -> None:
-        if record.table and record.table not in self.identities and (table := table_of(record.message)) is not None:
-            self.identities[record.table] = table.identity
+        self._add_identity(record)
         if record.type == ALLOCATE:
             message = record.message
             for txn_id, write_id in zip(message["txnIdList"], message["writeIdList"], strict=True):
@@ -157,6 +156,13 @@ class CyclePlan:
                 self._renames.append((record.table, after.name.table))
                 self.identities.setdefault(after.name.table, after.identity)
 
+    def _add_identity(self, record: EventRecord) -> None:
+        if not record.table or record.table in self.identities or record.type == ALLOCATE:
+            return
+        message = record.message
+        if text := message.get("tableObjBeforeJson") or message.get("tableObjJson"):
+            self.identities[record.table] = TableObject.parse(text).identity
+
     def _add_drop(self, record: EventRecord) -> None:
         if record.type == "DROP_TABLE":
             self._drops[record.table, ""] = record.event
@@ -165,12 +171,6 @@ class CyclePlan:
             for values in record.message["partitions"]:
                 name = table.partition_name([values[key] for key in table.partition_columns])
                 self._drops[record.table, name] = record.event
-
-
-def table_of(message: Mapping[str, Any]) -> TableObject | None:
-    """Return the table that an event is about, as it was before; None if its message does not describe it."""
-    text = message.get("tableObjBeforeJson") or message.get("tableObjJson")
-    return TableObject.parse(text) if text else None
 
 
 def is_truncation(message: Mapping[str, Any]) -> bool:
