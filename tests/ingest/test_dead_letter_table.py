@@ -166,7 +166,7 @@ def test_table_of_dead_letters_when_its_database_is_missing_then_the_error_conta
     failed = cases.failed("database")
     assert failed["reason"] == "InvalidTable"
     assert f"CREATE TABLE `{cases.stack.name}_missing`.`dead` (" in failed["error"]
-    assert "`record_headers` array<struct<key:string,value:binary>>" in failed["error"]
+    assert "`record_headers` array<struct<`key`:string,`value`:binary>>" in failed["error"]
 
 
 def test_table_of_dead_letters_when_created_by_the_definition_of_the_error_then_is_accepted(stack: Stack) -> None:
