@@ -18,7 +18,6 @@ import pytest
 from ingestd.java import cache_folder
 from ingestd.sandbox import Addresses, Sandbox, SandboxOptions
 from ingestd.sandbox.state import locked
-from tests.support.command import restored_log
 from tests.support.daemon import stop_engine
 from tests.support.postgres import postgres
 from tests.support.replica import Replica, replica_clusters
@@ -116,13 +115,6 @@ def _is_main_process(config: pytest.Config) -> bool:
 def _shared_options(folder: Path) -> SandboxOptions:
     # Several workers request compactions, each of which would wait for those of the others.
     return SandboxOptions(folder / "sandbox", hiveserver2=True, hiveserver2_heap_mb=1536, compactor_threads=4)
-
-
-@pytest.fixture(autouse=True)
-def _default_logging() -> Iterator[None]:
-    """Restore the log after a test: its configuration refers to the stderr of that test, which is then closed."""
-    with restored_log():
-        yield
 
 
 @pytest.fixture(autouse=True)

@@ -40,8 +40,10 @@ def test_eventually_when_the_test_has_waited_for_the_end_then_continues_to_check
 
 
 def test_log_when_a_command_in_this_process_has_ended_then_events_of_daemons_go_where_they_went() -> None:
-    with restored_log(), structlog.testing.capture_logs() as events:
-        with restored_log():
-            log.configure("text", "error")
-        structlog.get_logger("ingestd").info("owner", mapping="a")
+    with restored_log():
+        structlog.reset_defaults()  # a test before this one may have set a level
+        with structlog.testing.capture_logs() as events:
+            with restored_log():
+                log.configure("text", "error")
+            structlog.get_logger("ingestd").info("owner", mapping="a")
     assert [event["mapping"] for event in events] == ["a"]

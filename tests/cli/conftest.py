@@ -1,13 +1,21 @@
-"""Runs the console script in the test process."""
+"""Runs the console script in the test process, and resets the global state that a command changes."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 
 import pytest
 
 from ingestd.cli.main import main
 from tests.support.command import Result, Run, restored_log
+
+
+@pytest.fixture(autouse=True)
+def _default_logging() -> Iterator[None]:
+    """Restore the log after a test: its configuration refers to the stderr of that test, which is then closed."""
+    with restored_log():
+        yield
 
 
 @pytest.fixture
