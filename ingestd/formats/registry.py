@@ -223,7 +223,6 @@ class Registry:
             raise self._not_a_registry(url) from None
         except (OSError, http.client.HTTPException) as error:
             raise RegistryUnavailable(f"the schema registry does not answer: {error}", where=url) from None
-            raise self._not_a_registry(url) from None
         if not _is_schema(answer):
             raise self._not_a_registry(url)
         return answer  # type: ignore[no-any-return]  # a dict, by `_is_schema`

@@ -71,9 +71,9 @@ def read_excerpt(
 ) -> Excerpt:
     """Return the first or last records of the ranges within `limits`, shared evenly among the partitions.
 
-    The result may have fewer records than the ranges contain if the search for records in the gaps of a large range
-    takes too long. `settings` are librdkafka properties, and `topics` is as in
-    `read`, whose errors are raised; RecordsUnreadable only if `on_unreadable` is stop.
+    The result may have fewer records if the search for them in the gaps of a large range takes too long. `settings` are
+    librdkafka properties, and `topics` is as in `read`, whose errors are raised; RecordsUnreadable only if
+    `on_unreadable` is stop.
     """
     count, deadline = limits.records, Deadline.after(_GROWTH_SECONDS)
     total, offsets = sum(part.length for part in ranges), count

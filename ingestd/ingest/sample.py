@@ -142,7 +142,7 @@ def propose(
         what = "The records are Avro in single-object encoding"
         return Proposal(None, note=f"{what}: set format.type: avro, framing: single_object, and format.schemas.")
     texts = [text for value in values if (text := _text(value)) is not None]
-    if not _most((text is not None for text in map(_text, values)), _LARGE_SHARE):
+    if len(texts) < _LARGE_SHARE * len(values):
         return _whole("binary", Column("value", _BINARY), table)
     return _delimited(texts, table) or _whole("text", Column("line", _STRING), table)
 

@@ -389,8 +389,7 @@ def test_s3_when_a_container_has_a_role_then_its_keys_are_renewed_before_they_ex
     _without_login(monkeypatch)
     with role_server() as role:
         monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", role.url)
-        options = S3Options(endpoint=proxy.endpoint, region="us-east-1")
-        storage = S3Storage(BUCKET, StorageOptions(timeout=8.0, s3=options))
+        storage = _storage_without_keys(proxy)
         logins = []
         for _ in range(3):
             storage.write(f"{TABLE}/f", b"1")
@@ -405,9 +404,14 @@ def test_s3_when_a_virtual_machine_has_a_role_then_requests_are_signed_with_its_
     _without_login(monkeypatch)
     with role_server() as role:
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", role.url)
-        options = S3Options(endpoint=proxy.endpoint, region="us-east-1")
-        S3Storage(BUCKET, StorageOptions(timeout=8.0, s3=options)).write(f"{TABLE}/f", b"1")
+        _storage_without_keys(proxy).write(f"{TABLE}/f", b"1")
         assert proxy.logins["PUT"] in role.given
+
+
+def _storage_without_keys(proxy: S3Proxy) -> S3Storage:
+    """Return a bucket for which botocore has to find the keys."""
+    options = S3Options(endpoint=proxy.endpoint, region="us-east-1")
+    return S3Storage(BUCKET, StorageOptions(timeout=8.0, s3=options))
 
 
 def _without_login(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -422,9 +422,7 @@ def _mapped(letters: npt.NDArray[np.uint8], table: bytes) -> Mask:
     return np.frombuffer(letters.tobytes().translate(table), np.bool_).reshape(letters.shape)
 
 
-def parts(
-    text: bytes, starts: npt.NDArray[np.signedinteger[Any]], ends: npt.NDArray[np.signedinteger[Any]]
-) -> pa.StringArray:
+def parts(text: bytes, starts: Places, ends: Places) -> pa.StringArray:
     """Return parts of a text. An array of alternating parts and gaps needs no copy; `take` then copies the parts."""
     count = len(starts)
     if not count:

@@ -43,6 +43,8 @@ from ingestd.formats.json.tape import (
 from ingestd.formats.json.types import InvalidValue, Number, PrimitiveType
 from ingestd.formats.record_decoder import RejectReasons
 from ingestd.formats.row_batches import FIRST_NANO, LAST_NANO, NANOS_PER_MICRO, Value, array_of, arrow_of, batch_of
+from ingestd.formats.values import offsets_of
+from ingestd.formats.values import spread as spread_all
 from ingestd.schema import Column, HiveType
 
 _PIECE_BYTES = 1 << 20
@@ -426,7 +428,7 @@ class _Columns:
         owners, items = self._tape.inside(tokens[present], depth)
         if kind.kind == "array":
             values = self._column(kind.children[0], items, rows[present[owners]], depth + 1)
-            return pa.ListArray.from_arrays(_offsets(present[owners], len(tokens)), values, type=arrow, mask=mask)
+            return pa.ListArray.from_arrays(offsets_of(present[owners], len(tokens)), values, type=arrow, mask=mask)
         key_type, item_type = kind.children
         keys = self._primitive(key_type).decided(self._key_texts(items), self._unit)
         valid = keys.is_valid().to_numpy(zero_copy_only=False)
@@ -439,7 +441,7 @@ class _Columns:
         else:
             self.undecided[rows[present[owners[again]]]] = True
         values = self._column(item_type, items + np.int32(2), rows[present[owners]], depth + 1)
-        offsets = _offsets(present[owners], len(tokens))
+        offsets = offsets_of(present[owners], len(tokens))
         return pa.MapArray.from_arrays(offsets, keys, values, type=arrow, mask=mask)
 
     def _texts(self, tokens: Ints, rows: Ints) -> pa.StringArray:
@@ -505,20 +507,7 @@ def _fits(nanos: Any, unit: str) -> bool:
 
 def spread(array: pa.Array, places: npt.NDArray[np.intp], count: int) -> pa.Array:
     """Return `count` values: those of the array at the given places, which ascend, and null elsewhere."""
-    if len(places) == count:
-        return array
-    indexes = np.zeros(count, np.int32)
-    indexes[places] = np.arange(len(places), dtype=np.int32)
-    missing = np.ones(count, np.bool_)
-    missing[places] = False
-    return array.take(pa.array(indexes, mask=missing))
-
-
-def _offsets(owners: npt.NDArray[np.intp], count: int) -> pa.Array:
-    """Return the offsets of `count` lists, given the list of each item."""
-    offsets = np.zeros(count + 1, np.int32)
-    np.cumsum(np.bincount(owners, minlength=count), out=offsets[1:])
-    return pa.array(offsets)
+    return array if len(places) == count else spread_all([array], [places], count)
 
 
 def _repeated(owners: Ints, keys: pa.Array) -> npt.NDArray[np.intp]:
