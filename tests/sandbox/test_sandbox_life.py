@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import random
 import re
 import signal
 import socket
@@ -16,11 +18,11 @@ from typing import Any, NamedTuple
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from ingestd.sandbox import HIVESERVER2, KAFKA, METASTORE, Sandbox, SandboxOptions, process
+from ingestd.sandbox import HIVESERVER2, KAFKA, METASTORE, Addresses, Sandbox, SandboxOptions, process
 from ingestd.sandbox.hiveserver2 import Session, query
 from ingestd.sandbox.state import Child, State, load, save
 from tests.support.patience import LIMIT
-from tests.support.stack import eventually
+from tests.support.stack import Stack, eventually, require_rows
 
 from .conftest import COMMAND, NO_NETWORK, Cli
 
@@ -87,6 +89,19 @@ def test_sandbox_when_stopped_and_started_without_network_then_data_and_addresse
     assert json.loads(second.stdout) == addresses
     assert len(admin.list_topics("kept", timeout=LIMIT).topics["kept"].partitions) == 3
     assert query(addresses["hiveserver2"], "select i from kept") == (["i"], [(7,)])
+
+
+def test_stack_when_a_job_has_failed_while_reading_then_refuses_hiveserver2(
+    boxes: tuple[Box, Box], tmp_path: Path
+) -> None:
+    lines = gzip.compress(random.Random(1).randbytes(200_000).hex().encode())
+    (tmp_path / "lines.gz").write_bytes(lines[:100_000] + bytes(10_000) + lines[110_000:])
+    hiveserver2 = boxes[0].addresses["hiveserver2"]
+    require_rows(hiveserver2)
+    with closing(Stack(Addresses(**boxes[0].addresses), "refused", tmp_path)) as stack:
+        stack.sql(f"CREATE EXTERNAL TABLE torn (line string) STORED AS TEXTFILE LOCATION 'file:{tmp_path}'")
+        with pytest.raises(AssertionError, match="counts 0 rows in a table of one row"):
+            stack.sql("SELECT count(*) FROM torn WHERE line LIKE 'a%'")
 
 
 def test_two_state_folders_when_started_at_once_then_are_independent_and_services_restart(

@@ -7,7 +7,7 @@ import re
 import threading
 import uuid
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,6 +40,7 @@ _LOST_DIRECTORY = re.compile(
     r"(?:ORC split generation failed|cannot access).*?/(\w+)(?:/[^/=]+=[^/]*)*/(?:base|delta|delete_delta)_\d",
     re.DOTALL,
 )
+_FAILED_VERTEX = "Vertex failed"
 # Sessions that no test uses, by the address of HiveServer2. A new session would start Tez again for its first job.
 _idle_sessions: dict[str, list[Session]] = {}
 
@@ -116,6 +117,23 @@ def _is_accident(message: str, metastore: Metastore) -> bool:
         "LockException [Error 10280]: Error communicating with the",
     )
     return is_staging or is_cleaned or any(text in message for text in other)
+
+
+def require_rows(hiveserver2: str) -> None:
+    """Raise AssertionError if the jobs of this HiveServer2 no longer read rows.
+
+    With Tez in local mode, one job that fails while it reads rows is enough: all later jobs of the process read nothing
+    and report no error (IOContext keeps the exception). Tests that share the process would get wrong results.
+    """
+    with closing(Session(hiveserver2)) as session:
+        session.query("SET hive.compute.query.using.stats=false")
+        session.query("SET hive.query.results.cache.enabled=false")
+        session.query("CREATE TEMPORARY TABLE one_row AS SELECT 1 AS id")
+        rows = session.query("SELECT count(*) FROM one_row")[1]
+    assert rows == [(1,)], (
+        f"HiveServer2 {hiveserver2} counts {rows[0][0]} rows in a table of one row, because a job has failed there. "
+        "Run statements that fail while they read rows on a HiveServer2 of the test's own."
+    )
 
 
 def _is_compacted(table: str, metastore: Metastore) -> bool:
@@ -217,8 +235,10 @@ class Stack:
                 self._sessions[thread] = Session(self.addresses.hiveserver2)
         try:
             return self._sessions[thread].query(statement)[1]
-        except BaseException:
+        except BaseException as error:
             self._sessions.pop(thread).close()
+            if _FAILED_VERTEX in str(error):
+                require_rows(self.addresses.hiveserver2)
             raise
 
     def table(self, columns: str, partitioned: str = "", name: str | None = None, **properties: str) -> str:
