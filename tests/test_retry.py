@@ -89,7 +89,7 @@ TABLE = {
     "cli.client.DaemonUnreachable": (False, 69),
     "cli.client.OtherDaemon": (False, 69),
     "cli.client.DaemonRefused": (False, 1),
-    "spark.archive.ArchiveFailed": (False, 1),
+    "class_archive.ArchiveFailed": (False, 1),
     "spark.errors.JobFailed": (False, 70),
     "spark.errors.NoExecutors": (True, 69),
     "spark.errors.LocalDiskFull": (True, 69),

@@ -6,6 +6,7 @@ Invariant: the configuration is written from the package's templates at each sta
 from __future__ import annotations
 
 import re
+import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from ingestd.sandbox import ports as port_names
-from ingestd.sandbox import probe, s3, spark_cluster, warehouse
+from ingestd.sandbox import probe, s3, spark_cluster, templates, warehouse
+from ingestd.sandbox.archives import Classes
 from ingestd.sandbox.database import Database
 from ingestd.sandbox.jars import group_of
 from ingestd.sandbox.lockfile import data_file
@@ -103,7 +105,7 @@ _HIVE = (METASTORE, HIVESERVER2)
 # For each vertex of a query, Tez copies the jar from which HiveServer2 has loaded this class: 83 MB, although the tasks
 # run in the same process. So it loads the class from a jar that contains nothing else.
 _COPIED_BY_TEZ = "org/apache/hadoop/hive/ql/exec/tez/DagUtils"
-_TEZ_JAR = "tez.jar"
+_TEZ, _TEZ_JAR = "tez", "tez.jar"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +136,8 @@ class Plan:
         values = self._values(service)
         for name, template in {**_TEMPLATES[program(service)], "log4j2.properties": "log4j2.properties"}.items():
             (folder / name).write_text(fill(data_file(template).read_text(), values, xml=name.endswith(".xml")))
-        if service == HIVESERVER2:
-            (hive_exec,) = (self.jars / group_of(service)).glob("hive-exec-*.jar")
-            with zipfile.ZipFile(hive_exec) as whole, zipfile.ZipFile(folder / _TEZ_JAR, "w") as part:
-                for name in whole.namelist():
-                    if name.startswith(_COPIED_BY_TEZ):
-                        part.writestr(name, whole.read(name))
+        if service == HIVESERVER2 and templates.find(self.jars, _TEZ) is None:
+            self._write_tez_jar()
         if service in self.release.properties:
             site = folder / "hive-site.xml"
             properties = {**self.release.properties[service], **self.warehouse.replicated}
@@ -147,6 +145,16 @@ class Plan:
         if group_of(service) == HDFS:
             for name in _WEB_APPLICATIONS:
                 (folder / "webapps" / name).mkdir(parents=True, exist_ok=True)
+
+    def _write_tez_jar(self) -> None:
+        """Write the jar that Tez copies into the user's cache, because Java archives only classes of unchanged jars."""
+        (hive_exec,) = (self.jars / HIVESERVER2).glob("hive-exec-*.jar")
+        with tempfile.TemporaryDirectory() as folder:
+            with zipfile.ZipFile(hive_exec) as whole, zipfile.ZipFile(Path(folder) / _TEZ_JAR, "w") as part:
+                for name in whole.namelist():
+                    if name.startswith(_COPIED_BY_TEZ):
+                        part.writestr(name, whole.read(name))
+            templates.keep(self.jars, _TEZ, Path(folder))
 
     def configure_client(self) -> None:
         """Write the configuration folder for clients of the warehouse."""
@@ -205,15 +213,33 @@ class Plan:
         return self.java_command(service, jvm, "-p", str(self.ports[METASTORE]))
 
     def java_command(self, service: str, jvm: list[str], *arguments: str, main: str = "") -> list[str]:
-        """Return the command line of a JVM with the jars and the configuration of `service`."""
+        """Return the command line of a JVM with the jars and the configuration of `service`.
+
+        The configuration folder is last in the class path, because Java archives only classes of the jars before it. No
+        jar contains a file with the name of one in that folder.
+        """
+        classes = self._classes(service)
+        start = [f"{classes.java}/bin/java", *classes.archive.options, *jvm]
+        class_path = f"{classes.class_path}:{self.layout.conf(service)}"
+        return [*start, "-cp", class_path, main or _MAIN[program(service)], *arguments]
+
+    def unarchived(self, service: str) -> Classes | None:
+        """Return the classes of `service` if an archive of them would be used but does not exist."""
+        if service == S3_SERVER or program(service) in (SPARK_MASTER, SPARK_WORKER):
+            return None
+        classes = self._classes(service)
+        return None if classes.archive.options else classes
+
+    def _classes(self, service: str) -> Classes:
         java, group = self.java, group_of(service)
         if service == METASTORE:
             java, group = self.release.java or java, self.release.group
         groups = [*(self.warehouse.groups if service in _HIVE else ()), group]
-        first = [str(self.layout.conf(service) / _TEZ_JAR)] if service == HIVESERVER2 else []
-        class_path = ":".join([*first, str(self.layout.conf(service)), *(f"{self.jars / group}/*" for group in groups)])
-        main = main or _MAIN[program(service)]
-        return [str(java / "bin" / "java"), *jvm, "-cp", class_path, main, *arguments]
+        tez = templates.find(self.jars, _TEZ) if service == HIVESERVER2 else None
+        # Java ignores an archive if the manifest of a jar, here cron-utils, names one after it, here slf4j-api.
+        jars = [jar for group in groups for jar in sorted((self.jars / group).glob("*.jar"), reverse=True)]
+        class_path = ":".join(map(str, [*([tez / _TEZ_JAR] if tez else []), *jars]))
+        return Classes(program(service), str(java), class_path)
 
     def _spark_command(self, service: str, jvm: list[str]) -> list[str]:
         class_path = f"{self.layout.conf(service)}:{spark_cluster.jars()}"

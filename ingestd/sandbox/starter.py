@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ingestd.java import find_java
-from ingestd.sandbox import database, jars, ports, release, warehouse
+from ingestd.sandbox import archives, database, jars, ports, release, warehouse
+from ingestd.sandbox.archives import Classes
 from ingestd.sandbox.broker import format_storage
 from ingestd.sandbox.guard import Guard
 from ingestd.sandbox.hdfs import format_namenode
@@ -33,6 +35,8 @@ from ingestd.sandbox.s3 import create_bucket, require_server
 from ingestd.sandbox.schema import SchemaTool
 from ingestd.sandbox.services import Plan
 from ingestd.sandbox.state import Child, Layout, TargetLayout, load, save
+
+_CLASS_LIST = "classes.lst"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,7 @@ class Starter:
         for name in names:
             self._say(f"waiting for {name}")
             self._started(name).wait_until_it_works()
+        archives.learn(self._recorded(plan, names))
 
     def _launch_storage(self, plan: Plan, names: Sequence[str]) -> None:
         if NAMENODE in names:
@@ -135,13 +140,21 @@ class Starter:
             save(self.layout.root, load(self.layout.root).with_child(name, child))
 
         side, service = _side(plan, name), _name_on_side(name)
+        command = side.command(service)
+        if side.unarchived(service):
+            command[1:1] = [f"-XX:DumpLoadedClassList={self.layout.work(name) / _CLASS_LIST}", "-Xlog:cds=off"]
         self.guard.start(
-            side.command(service),
+            command,
             log=self.layout.log(name),
             cwd=self.layout.work(name),
             record=record,
             environment=side.environment(service),
         )
+
+    def _recorded(self, plan: Plan, names: Sequence[str]) -> dict[Classes, Path]:
+        """Return the files in which JVMs without an archive record their classes."""
+        unarchived = ((name, _side(plan, name).unarchived(_name_on_side(name))) for name in names)
+        return {classes: self.layout.work(name) / _CLASS_LIST for name, classes in unarchived if classes}
 
     def _started(self, name: str) -> Started:
         state = load(self.layout.root)

@@ -52,7 +52,7 @@ class Layout:
         return self.data / "warehouse"
 
     def conf(self, service: str) -> Path:
-        """Return the configuration folder of `service`, which is first on its class path."""
+        """Return the configuration folder of `service`, which is last on its class path."""
         return self.root / "conf" / service
 
     def work(self, service: str) -> Path:
@@ -163,6 +163,16 @@ def locked(file: Path, what: str, wait_seconds: float = _LOCK_WAIT_SECONDS) -> I
     try:
         _acquire(handle, file, what, Deadline.after(wait_seconds))
         yield handle
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def locked_now(file: Path) -> Iterator[int | None]:
+    """Hold an exclusive lock on `file` and yield its descriptor, or None if another process holds the lock."""
+    handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        yield handle if _try_lock(handle) else None
     finally:
         os.close(handle)
 

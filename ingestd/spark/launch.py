@@ -7,6 +7,7 @@ a process nor a file is left.
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -20,10 +21,11 @@ from pathlib import Path
 
 import psutil
 
+from ingestd import class_archive
+from ingestd.class_archive import ClassArchive
 from ingestd.clock import pause
 from ingestd.errors import masked
-from ingestd.java import find_java
-from ingestd.spark.archive import archive_options
+from ingestd.java import cache_folder, find_java
 from ingestd.spark.errors import EngineLost, EngineUnavailable
 from ingestd.spark.output import Output
 from ingestd.spark.scratch import Scratch
@@ -69,6 +71,14 @@ _LOCAL_DEFAULTS = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host":
 _DRIVER_DEFAULTS = {"spark.executor.killOnFatalError.depth": "0"}
 
 
+def driver_archive(java: Path) -> ClassArchive:
+    """Return the archive of the classes that a driver with the Java home `java` and the installed Spark loads."""
+    package = importlib.util.find_spec("pyspark")  # without importing it, which takes time
+    place = os.fsencode(package.origin or "") if package is not None else b""
+    version = importlib.metadata.version("pyspark").encode()
+    return class_archive.find(cache_folder() / "spark", "classes", java, version, place)
+
+
 def spark_properties(
     master: str, conf: Mapping[str, str], scratch: Path, jvm_options: Sequence[str] = ()
 ) -> dict[str, str]:
@@ -108,7 +118,7 @@ class Launch:
         self._file = self._scratch.path / "spark.properties"
         try:
             java = find_java()
-            self.properties = spark_properties(master, conf, self._scratch.path, archive_options(java))
+            self.properties = spark_properties(master, conf, self._scratch.path, driver_archive(java).options)
             self.process = self._started(java)
             assert self.process.stdout is not None
             # A user who configures Spark's log wants to read it, also if the start fails.

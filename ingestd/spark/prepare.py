@@ -7,9 +7,8 @@ import tempfile
 from pathlib import Path
 
 from ingestd.java import find_java
-from ingestd.spark.archive import archive_options, archive_path, write_archive
 from ingestd.spark.engine import Engine, JobGroup
-from ingestd.spark.launch import DEFAULT_JAVA_OPTIONS, JAVA_OPTIONS
+from ingestd.spark.launch import DEFAULT_JAVA_OPTIONS, JAVA_OPTIONS, driver_archive
 from ingestd.spark.session import Session
 
 _KEPT_OPTIONS = ("--add-", "-XX:")
@@ -21,9 +20,9 @@ def prepare() -> Path:
     Starts Spark, runs a job to learn which classes are needed, and stops it. Takes about 20 seconds of one core. Raises
     ArchiveFailed, EngineLost, or ConfigError if no Java is found.
     """
-    java = find_java()
-    if archive_options(java):
-        return archive_path(java)
+    archive = driver_archive(find_java())
+    if archive.options:
+        return archive.path
     with tempfile.TemporaryDirectory(prefix="ingestd-prepare-") as folder:
         classes = Path(folder) / "classes.lst"
         recording = f'{DEFAULT_JAVA_OPTIONS} "-XX:DumpLoadedClassList={classes}"'
@@ -34,4 +33,5 @@ def prepare() -> Path:
         finally:
             engine.stop()
         kept = [option for option in options if option.startswith(_KEPT_OPTIONS) and str(classes) not in option]
-        return write_archive(java, classes, class_path, kept)
+        archive.write(classes, class_path, kept)
+    return archive.path

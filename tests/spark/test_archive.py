@@ -1,4 +1,4 @@
-"""The archive of Spark's classes is used once `ingestd prepare` has written it, unless another user can write it."""
+"""The archive of Spark's classes is used once `ingestd prepare` has written it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from ingestd.java import find_java
-from ingestd.spark.archive import archive_options, archive_path
+from ingestd.spark.launch import driver_archive
 from tests.support.daemon import shared_engine
 from tests.support.patience import LIMIT
 
@@ -42,36 +42,20 @@ def _mapped(pid: int) -> list[str]:
 def test_archive_when_prepared_then_the_driver_maps_it(processes: None) -> None:
     """The fixture has run `ingestd prepare`."""
     assert shared_engine().parallelism == 2
-    assert _mapped(os.getpid()) == [str(archive_path(find_java()))]
+    assert _mapped(os.getpid()) == [str(driver_archive(find_java()).path)]
 
 
 def test_archive_when_it_is_damaged_then_spark_starts_without_it(
     processes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INGESTD_CACHE", str(tmp_path))
-    path = archive_path(find_java())
+    path = driver_archive(find_java()).path
     path.parent.mkdir()
     path.write_bytes(b"damaged" * 1000)
-    assert archive_options(find_java())
+    assert driver_archive(find_java()).options
     with subprocess.Popen([sys.executable, "-c", _START], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as run:
         assert run.stdout
         assert run.stdout.readline() == b"started\n"
         assert _mapped(run.pid) == []
         run.communicate(timeout=LIMIT)
     assert run.returncode == 0
-
-
-def test_archive_when_another_user_can_write_it_then_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("INGESTD_CACHE", str(tmp_path))
-    path = archive_path(find_java())
-    path.parent.mkdir()
-    assert archive_options(find_java()) == []
-    path.touch()
-    assert archive_options(find_java())[0] == f"-XX:SharedArchiveFile={path}"
-    path.chmod(0o666)
-    assert archive_options(find_java()) == []
-    path.chmod(0o644)
-    path.parent.chmod(0o777)
-    assert archive_options(find_java()) == []
