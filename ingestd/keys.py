@@ -17,6 +17,9 @@ from typing import Annotated, Any, TypeVar
 
 T = TypeVar("T")
 
+# The regular expression of a port to which a client can connect.
+PORT = "(?:6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3})"
+
 # Metadata of a dataclass field that is derived and cannot be set in YAML.
 NOT_A_KEY = MappingProxyType({"key": False})
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}

@@ -24,11 +24,11 @@ from typing import Annotated, Any, Literal
 
 from ingestd.clock import Deadline, pause
 from ingestd.errors import ConfigError, LoginFailed, RegistryUnavailable
-from ingestd.keys import Doc, Seconds, matching
+from ingestd.keys import PORT, Doc, Seconds, matching
 
 _URL = matching(
-    r"https?://([^\s/?#@:,\[\]]+|\[[0-9a-fA-F:.]+\])(:[0-9]{1,5})?(/[^\s?#@]*)?",
-    "must be one URL without user and password, such as https://registry.example.com:8081",
+    rf"https?://([^\s/?#@:,\[\]]+|\[[0-9a-fA-F:.]+\])(:{PORT})?(/[^\s?#@]*)?",
+    "must be one URL with a port up to 65535 and without user and password, such as https://r.example.com:8081",
 )
 _WHERE = "registry.url"
 # The maximum size of an answer. Descriptors of large Protobuf schemas have some megabytes.

@@ -284,7 +284,7 @@ def addresses(uris: str) -> Sequence[tuple[str, int]]:
             raise ConfigError(
                 f"{re.sub('//[^/]*@', '//***@', uri)!r} is not a metastore address",
                 where="metastore.uri",
-                hint="write thrift://host:9083; separate several addresses with commas",
+                hint="write thrift://host:9083, with a port up to 65535; separate several addresses with commas",
             )
     return [address for _, address in found if address is not None]
 
@@ -292,10 +292,10 @@ def addresses(uris: str) -> Sequence[tuple[str, int]]:
 def _address(uri: str) -> tuple[str, int] | None:
     try:
         parsed = urlsplit(uri)
-        port = parsed.port or _DEFAULT_PORT
+        port = _DEFAULT_PORT if parsed.port is None else parsed.port
     except ValueError:
         return None
-    return (parsed.hostname, port) if parsed.scheme == "thrift" and parsed.hostname else None
+    return (parsed.hostname, port) if parsed.scheme == "thrift" and parsed.hostname and port else None
 
 
 def _where(host: str, port: int) -> str:

@@ -23,6 +23,7 @@ from ingestd.errors import (
     TopicDenied,
     masked,
 )
+from ingestd.keys import PORT
 
 C = TypeVar("C")
 # The properties of a client, sorted. Clients with equal keys can be shared.
@@ -53,6 +54,10 @@ _READER = {
 }
 _LARGEST_ANSWER, _ANSWER_OVERHEAD = "receive.message.max.bytes", 512
 _SERVERS = "bootstrap.servers"
+# librdkafka accepts a listener's protocol before a host, and an IPv6 address without brackets if no port follows.
+_ADDRESS = re.compile(
+    rf"\s*(?:\w+://)?(?:(?:\[[^\s\[\]]+\]|[^\s:\[\]]*)(?::{PORT})?|(?:[\da-fA-F.]*:){{2,}}[\da-fA-F.]*)\s*"
+)
 # librdkafka requires and looks up a group. This one is for readers without a mapping; no permission on it is needed.
 _NO_GROUP = "ingestd"
 # Properties that every kind of client accepts; librdkafka warns about those of other kinds.
@@ -96,6 +101,12 @@ def setting_faults(settings: Mapping[str, object], section: Callable[[str], str]
     if not settings.get(_SERVERS):
         yield ConfigError(
             f"{_SERVERS} is missing", where=section(_SERVERS), hint='write kafka: {bootstrap.servers: "host:9092"}'
+        )
+    elif not all(map(_ADDRESS.fullmatch, str(settings[_SERVERS]).split(","))):
+        yield ConfigError(
+            "must be host:port, with a port up to 65535, or several of them, separated by commas",
+            where=f"{section(_SERVERS)}.{_SERVERS}",
+            hint="write for example broker-1:9092,broker-2:9092",
         )
     for key in sorted(REFUSED.keys() & settings.keys()):
         yield ConfigError(f"{key} cannot be set: {REFUSED[key]}", where=f"{section(key)}.{key}", hint="remove it")

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from ingestd.keys import Check, Doc, Seconds, Setting, matching
+from ingestd.keys import PORT, Check, Doc, Seconds, Setting, matching
 
 _MASTER = matching(
-    r"local(\[(\d+|\*)(,\d+)?\]|-cluster\[[\d, ]+\])?|yarn|(spark|k8s|mesos)://\S+",
+    r"local(\[(\d+|\*)(,\d+)?\]|-cluster\[[\d, ]+\])?|yarn|(k8s|mesos)://\S+"
+    rf"|spark://[^\s,]+:{PORT}(,[^\s,]+:{PORT})*",
     "must be a Spark master URL: local[*], local[4], spark://HOST:7077, yarn or k8s://HOST:PORT",
 )
 

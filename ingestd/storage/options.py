@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from ingestd.errors import ConfigError
-from ingestd.keys import NOT_A_KEY, Count, Doc, Seconds, Setting
+from ingestd.keys import NOT_A_KEY, PORT, Count, Doc, Seconds, Setting
 
 Encryption = Literal["AES256", "aws:kms", "aws:kms:dsse"]
-_ENDPOINT = re.compile(r"(https?://)?([\w.-]+|\[[\da-fA-F:.]+\])(:\d{1,5})?(/[^\s?#@]*)?", re.ASCII | re.IGNORECASE)
+_ENDPOINT = re.compile(rf"(https?://)?([\w.-]+|\[[\da-fA-F:.]+\])(:{PORT})?(/[^\s?#@]*)?", re.ASCII | re.IGNORECASE)
 # What botocore accepts as a part of a host name.
 _REGION = re.compile(r"(?!\d+$)[a-zA-Z\d]([a-zA-Z\d-]{0,61}[a-zA-Z\d])?", re.ASCII)
 
@@ -24,7 +24,7 @@ def check_endpoint(endpoint: str, where: str) -> None:
     """Raise ConfigError, which does not contain the endpoint, unless it is a URL without user and password."""
     if not _ENDPOINT.fullmatch(endpoint):
         raise ConfigError(
-            "must be a URL without user and password",
+            "must be a URL with a port up to 65535, and without user and password",
             where=where,
             hint="write for example https://minio.example.com:9000; access_key and secret_key contain the keys",
         )

@@ -81,8 +81,9 @@ def test_spark_master_when_valid_then_is_accepted(master: str) -> None:
     assert _options(spark={"master": master})
 
 
-def test_spark_master_when_invalid_then_error_names_it() -> None:
-    assert "spark.master: must be a Spark master URL" in _fault(spark={"master": "lokal"})
+@pytest.mark.parametrize("master", ["lokal", "spark://a:99999", "spark://a:7077,b:0"])
+def test_spark_master_when_invalid_then_error_names_it(master: str) -> None:
+    assert "spark.master: must be a Spark master URL" in _fault(spark={"master": master})
 
 
 def test_spark_properties_when_they_would_have_no_effect_then_each_is_refused_and_no_value_is_shown() -> None:
@@ -230,7 +231,18 @@ def test_value_when_invalid_then_error_has_its_path(mapping: dict[str, Any], pat
     assert "pydantic" not in text.lower()
 
 
-@pytest.mark.parametrize("uri", ["", "localhost:9083", "http://localhost", "thrift://", "thrift://host:port"])
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "",
+        "localhost:9083",
+        "http://localhost",
+        "thrift://",
+        "thrift://host:port",
+        "thrift://host:0",
+        "thrift://host:65536",
+    ],
+)
 def test_metastore_uri_when_invalid_then_raises_config_error(uri: str) -> None:
     assert "metastore.uri" in _fault(metastore={"uri": uri})
 

@@ -28,6 +28,7 @@ def _options(url: str) -> RegistryOptions | None:
         "http://[::1]:8081",
         "http://my_host",
         "http://10.0.0.1:1",
+        "http://a:65535",
     ],
 )
 def test_url_when_it_names_a_server_then_is_accepted(url: str) -> None:
@@ -38,7 +39,17 @@ def test_url_when_it_names_a_server_then_is_accepted(url: str) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["http://a:8081,http://b:8081", "http://a:port", "http://:8081", "http://ann:secret@a", "a:8081", "http://a/?x=1"],
+    [
+        *(
+            "http://a:8081,http://b:8081",
+            "http://a:port",
+            "http://:8081",
+            "http://ann:secret@a",
+            "a:8081",
+            "http://a/?x=1",
+        ),
+        *("http://a:0", "http://a:65536", "http://[::1]:99999/"),
+    ],
 )
 def test_url_when_it_does_not_name_one_server_then_raises_config_error(url: str) -> None:
     with pytest.raises(ConfigError, match="must be one URL") as caught:

@@ -51,6 +51,32 @@ def test_settings_when_no_broker_is_listed_then_reports_a_fault(settings: dict[s
     assert "bootstrap.servers is missing" in _faults(settings)[0].what
 
 
+@pytest.mark.parametrize(
+    "servers",
+    [
+        "a",
+        "a:1",
+        "a:65535, b:9092 ,",
+        "SSL://a.example.com:9093",
+        "[::1]:9092",
+        "[fe80::1%eth0]",
+        "::1",
+        "ssl://[::1]:1",
+    ],
+)
+def test_settings_when_addresses_of_brokers_are_valid_then_reports_no_fault(servers: str) -> None:
+    assert not _faults({"bootstrap.servers": servers})
+
+
+@pytest.mark.parametrize(
+    "servers", ["a:0", "a:65536", "a:99999", "a:port", "a:1,b:", "[::1]:99999", "a b:9092", "a:9092;b"]
+)
+def test_settings_when_an_address_of_a_broker_is_invalid_then_reports_a_fault(servers: str) -> None:
+    (fault,) = _faults({"bootstrap.servers": servers})
+    assert fault.where == "kafka.bootstrap.servers"
+    assert "a port up to 65535" in fault.what
+
+
 @pytest.mark.parametrize("key", sorted(REFUSED))
 def test_settings_when_they_would_break_exactly_once_then_fault_contains_the_reason(key: str) -> None:
     (fault,) = _faults(SERVERS | {key: "x"})

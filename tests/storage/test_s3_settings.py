@@ -119,6 +119,14 @@ def test_settings_when_a_location_contains_credentials_then_they_are_refused_and
     assert "secret" not in str(raised.value).replace("secret_key", "")
 
 
+@pytest.mark.parametrize("port", [0, 65536])
+def test_settings_when_an_endpoint_has_no_valid_port_then_it_is_refused(port: int) -> None:
+    with pytest.raises(ConfigError, match="a port up to 65535"):
+        S3Options(endpoint=f"http://a:{port}")
+    with pytest.raises(ConfigError, match="a port up to 65535"):
+        _resolved(endpoint=f"a:{port}")
+
+
 @pytest.mark.parametrize("password", ["canary", "ca/canary"])
 def test_settings_when_an_endpoint_contains_a_password_then_it_is_refused_and_not_shown(
     monkeypatch: pytest.MonkeyPatch, password: str
