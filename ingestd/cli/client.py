@@ -13,11 +13,10 @@ import os
 import re
 import socket
 import ssl
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -25,6 +24,7 @@ from urllib.parse import quote, urlsplit
 from ingestd.clock import Deadline
 from ingestd.config.http import is_loopback, read_token
 from ingestd.errors import ConfigError, IngestdError, LoginFailed
+from ingestd.http_connections import LimitedConnections
 
 _ANSWER_SECONDS = 10.0
 # How long the daemon may take to carry out a request. It answers before that if the request takes longer.
@@ -152,7 +152,10 @@ class Daemon:
         """Return the HTTP status and the body of the answer. Raises DaemonUnreachable."""
         limit = Deadline.after(seconds)
         try:
-            with closing(self._connection(seconds)) as connection, _ended_at(connection, limit):
+            with (
+                LimitedConnections(limit) as connections,
+                closing(self._connection(connections, seconds)) as connection,
+            ):
                 connection.request(method, path, data, headers)
                 with connection.getresponse() as answer:
                     return answer.status, _body(answer, limit)
@@ -163,12 +166,12 @@ class Daemon:
             what = "the answer took too long" if limit.passed else str(error) or type(error).__name__
             raise DaemonUnreachable(what, where=self._where, hint=_HINT) from error
 
-    def _connection(self, seconds: float) -> HTTPConnection:
+    def _connection(self, connections: LimitedConnections, seconds: float) -> HTTPConnection:
         parsed = urlsplit(self._url)
         host = parsed.hostname or ""
         if parsed.scheme == "https":
-            return HTTPSConnection(host, parsed.port, timeout=seconds, context=self._tls)
-        return HTTPConnection(host, parsed.port, timeout=seconds)
+            return connections.secure(host, port=parsed.port, timeout=seconds, context=self._tls)
+        return connections.plain(host, port=parsed.port, timeout=seconds)
 
     def _refused(self, code: int, found: dict[str, Any] | None) -> IngestdError:
         """Return the error that the daemon describes in an answer."""
@@ -195,24 +198,6 @@ def user() -> str:
 def author() -> str:
     """Return who runs this command, for the record of a change."""
     return f"{user()}@{socket.gethostname()}"
-
-
-@contextmanager
-def _ended_at(connection: HTTPConnection, limit: Deadline) -> Iterator[None]:
-    """Connect, and end the connection at `limit`, even if the server sends a byte of a header now and then."""
-    connection.connect()
-    end = threading.Timer(limit.left, _end, [connection.sock])
-    end.daemon = True
-    end.start()
-    try:
-        yield
-    finally:
-        end.cancel()
-
-
-def _end(connected: socket.socket) -> None:
-    with suppress(OSError):  # it may have ended
-        socket.socket.shutdown(connected, socket.SHUT_RDWR)  # the method of a TLS socket is not for other threads
 
 
 def _is_url(text: str) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import http.client
 import json
-import re
 import ssl
 import threading
 import urllib.error
@@ -19,11 +18,13 @@ import urllib.request
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeGuard
 
 from ingestd.clock import Deadline, pause
 from ingestd.errors import ConfigError, LoginFailed, RegistryUnavailable
+from ingestd.http_connections import LimitedConnections
 from ingestd.keys import PORT, Doc, Seconds, matching
 
 _URL = matching(
@@ -33,6 +34,8 @@ _URL = matching(
 _WHERE = "registry.url"
 # The maximum size of an answer. Descriptors of large Protobuf schemas have some megabytes.
 _MAX_BYTES, _CHUNK = 64 << 20, 1 << 16
+# Of the schemas to which one refers, directly and through others.
+_MAX_REFERENCES, _MAX_DEPTH = 1_000, 100
 # Error codes of the REST API.
 _NOT_FOUND = 40401, 40402, 40403  # the subject, the version, the schema
 # Registries answer requests for larger ids as those for an unknown path. Only damaged records contain such ids.
@@ -42,6 +45,7 @@ _QUERIES: dict[SchemaType, str] = {"AVRO": "", "PROTOBUF": "?format=serialized"}
 # Registries still return deleted schemas by their ids, but deleted versions, to which these refer, only with this.
 _WITH_DELETED: dict[SchemaType, str] = {"AVRO": "?deleted=true", "PROTOBUF": "?format=serialized&deleted=true"}
 _MISSING = "the registry has no {}"
+_URL_HINT = "set registry.url to the root of Confluent's REST API; for Apicurio, it ends in /apis/ccompat/v7"
 _POLL_SECONDS = 0.1
 _MAX_WAITS = 3  # after waiting so many times `lag` for schemas that did not appear, unknown ids are damage for a while
 _LOGIN_STATUS = (401, 403)
@@ -177,22 +181,26 @@ class Registry:
         found = answer.get("schemaType", "AVRO")
         if found != kind:
             raise InvalidSchema(f"{what} of the registry has the type {found}, not {kind}")
-        references = dict(self._references(answer, kind, set()))
+        references = dict(self._references(answer, kind, set(), what))
         return RegisteredSchema(str(answer["schema"]), tuple(references.values()))
 
     def _references(
-        self, answer: dict[str, Any], kind: SchemaType, known: set[tuple[str, int]]
+        self, answer: dict[str, Any], kind: SchemaType, known: set[tuple[str, int]], what: str, depth: int = 0
     ) -> Iterator[tuple[tuple[str, int], Reference]]:
         """Yield the subject, the version and the schema of each reference, in the order of dependency."""
         for reference in answer.get("references") or ():
             key = str(reference["subject"]), int(reference["version"])
-            if key not in known:
-                known.add(key)
-                subject = urllib.parse.quote(key[0], safe="")
-                path = f"/subjects/{subject}/versions/{key[1]}{_WITH_DELETED[kind]}"
-                found = self._get(path, f"version {key[1]} of the subject {key[0]}, to which a schema refers")
-                yield from self._references(found, kind, known)
-                yield key, Reference(str(reference["name"]), str(found["schema"]))
+            if key in known:
+                continue
+            known.add(key)
+            if depth == _MAX_DEPTH or len(known) > _MAX_REFERENCES:
+                limits = f"at most {_MAX_REFERENCES} others, {_MAX_DEPTH} levels deep"
+                raise InvalidSchema(f"{what} of the registry refers to too many schemas; it may refer to {limits}")
+            subject = urllib.parse.quote(key[0], safe="")
+            path = f"/subjects/{subject}/versions/{key[1]}{_WITH_DELETED[kind]}"
+            found = self._get(path, f"version {key[1]} of the subject {key[0]}, to which a schema refers")
+            yield from self._references(found, kind, known, what, depth + 1)
+            yield key, Reference(str(reference["name"]), str(found["schema"]))
 
     def _get(self, path: str, what: str) -> dict[str, Any]:
         """Return the JSON object at a path, which describes a schema; `what` is what it describes.
@@ -205,11 +213,28 @@ class Registry:
             login = f"{self._options.username}:{self._options.password}".encode()
             # Not sent again if the server redirects the request.
             request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(login).decode()}")
+        status, reason, body = self._answer(request, url)
+        answer = _parsed(body)
+        if status >= HTTPStatus.BAD_REQUEST:
+            raise self._error(status, reason, answer, url, what)
+        if answer is None:
+            raise self._not_reached(url, "the answer is not JSON, or not complete")
+        if not _is_schema(answer):
+            raise self._not_a_registry(url)
+        return answer
+
+    def _answer(self, request: urllib.request.Request, url: str) -> tuple[int, str, bytes]:
+        """Return the HTTP status, the name of the status and the body of an answer, within the time limit."""
+        limit = Deadline.after(self._options.timeout)
         try:
-            with urllib.request.urlopen(request, timeout=self._options.timeout, context=self._tls()) as response:  # noqa: S310
-                answer = json.loads(self._body(response))
-        except urllib.error.HTTPError as error:
-            raise self._error(error, url, what) from None
+            with LimitedConnections(limit) as connections:
+                opener = urllib.request.build_opener(_Http(connections), _Https(connections, self._tls()))
+                try:
+                    response = opener.open(request, timeout=self._options.timeout)
+                except urllib.error.HTTPError as error:
+                    response = error
+                with response:
+                    found = response.code, response.reason, _body(response)
         except (ssl.SSLCertVerificationError, urllib.error.URLError) as error:
             reason = error.reason
             if isinstance(error, ssl.SSLCertVerificationError) or isinstance(reason, ssl.SSLCertVerificationError):
@@ -218,25 +243,14 @@ class Registry:
                     where=_WHERE,
                     hint="set registry.ca_file to the CA certificates of the registry",
                 ) from None
-            raise RegistryUnavailable(f"the schema registry does not answer: {reason}", where=url) from None
-        except (ValueError, RecursionError, http.client.InvalidURL):  # the last is of a redirect
+            raise self._silent(url, limit, reason) from None
+        except (ValueError, http.client.InvalidURL):  # of a redirect
             raise self._not_a_registry(url) from None
         except (OSError, http.client.HTTPException) as error:
-            raise RegistryUnavailable(f"the schema registry does not answer: {error}", where=url) from None
-        if not _is_schema(answer):
-            raise self._not_a_registry(url)
-        return answer  # type: ignore[no-any-return]  # a dict, by `_is_schema`
-
-    def _body(self, response: http.client.HTTPResponse) -> bytes:
-        """Return the body of an answer. Raises OSError if it is cut, too long, or takes longer than the time limit."""
-        limit, body = Deadline.after(self._options.timeout), bytearray()
-        while part := response.read1(_CHUNK):  # `read` waits for as many bytes
-            body += part
-            if len(body) > _MAX_BYTES or limit.passed:
-                raise OSError(f"the answer is longer than {_MAX_BYTES >> 20} MiB or took too long")
-        if response.length:  # of which `read1` does not complain
-            raise OSError(f"the connection ended {response.length} bytes before the answer")
-        return bytes(body)
+            raise self._silent(url, limit, error) from None
+        if limit.passed:  # the end of the connection may look like that of the headers
+            raise self._silent(url, limit, None)
+        return found
 
     def _tls(self) -> ssl.SSLContext | None:
         if not self._options.url.startswith("https:"):
@@ -246,35 +260,90 @@ class Registry:
         except OSError as error:  # including ssl.SSLError
             raise ConfigError(f"cannot be used: {error}", where="registry.ca_file") from None
 
-    def _error(self, error: urllib.error.HTTPError, url: str, what: str) -> Exception:
+    def _error(self, status: int, reason: str, answer: object, url: str, what: str) -> Exception:
         """Return the error that an answer with an HTTP status of 400 or more stands for."""
-        try:
-            with error:
-                body = self._body(error.fp)  # type: ignore[arg-type]  # of an answer, it is its HTTPResponse
-        except (OSError, http.client.HTTPException) as broken:
-            return RegistryUnavailable(f"the answer of the schema registry is incomplete: {broken}", where=url)
-        found = re.search(rb'"error_code"\s*:\s*(\d+)', body)
-        if error.code == 404 and found and int(found[1]) in _NOT_FOUND:
+        code = answer.get("error_code") if isinstance(answer, dict) else None
+        if status == HTTPStatus.NOT_FOUND and code in _NOT_FOUND:
             return SchemaMissing(_MISSING.format(what))
-        if error.code in _LOGIN_STATUS:
+        if status in _LOGIN_STATUS:
             return LoginFailed(
-                f"the schema registry answers {error.code} {error.reason}",
+                f"the schema registry answers {status} {reason}",
                 where=url,
                 hint="set registry.username and registry.password to a user who may read schemas",
             )
-        if error.code >= 500 or error.code in _BUSY_STATUS:
-            return RegistryUnavailable(f"the schema registry answers {error.code} {error.reason}", where=url)
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in _BUSY_STATUS:
+            return RegistryUnavailable(f"the schema registry answers {status} {reason}", where=url)
+        if status == HTTPStatus.NOT_FOUND and code is None:
+            return self._not_reached(
+                url, f"{status} {reason} is not an answer of a registry, but of a proxy or another server"
+            )
         return self._not_a_registry(url)
+
+    def _silent(self, url: str, limit: Deadline, reason: object) -> RegistryUnavailable:
+        late = f"there is no complete answer after {self._options.timeout:g} s (registry.timeout)"
+        return RegistryUnavailable(
+            f"the schema registry does not answer: {late if limit.passed else reason}", where=url
+        )
+
+    def _not_reached(self, url: str, reason: str) -> RegistryUnavailable:
+        return RegistryUnavailable(
+            f"the schema registry is not reached: {reason}", where=url, hint=f"if this lasts, {_URL_HINT}"
+        )
 
     def _not_a_registry(self, url: str) -> ConfigError:
         return ConfigError(
             "the answer is not that of a schema registry",
             where=url,
-            hint="set registry.url to the root of Confluent's REST API; for Apicurio, it ends in /apis/ccompat/v7",
+            hint=_URL_HINT,
         )
 
 
-def _is_schema(answer: object) -> bool:
+class _Http(urllib.request.HTTPHandler):
+    """Opens plain connections, which end at the deadline."""
+
+    def __init__(self, connections: LimitedConnections) -> None:
+        super().__init__()
+        self._connections = connections
+
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(self._connections.plain, req)
+
+
+class _Https(urllib.request.HTTPSHandler):
+    """Opens connections with TLS, which end at the deadline."""
+
+    def __init__(self, connections: LimitedConnections, tls: ssl.SSLContext | None) -> None:
+        super().__init__()
+        self._connections, self._tls = connections, tls
+
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(self._connections.secure, req, context=self._tls)
+
+
+def _body(response: http.client.HTTPResponse | urllib.error.HTTPError) -> bytes:
+    """Return the body of an answer. Raises OSError if it is too long, or shorter than its header says."""
+    stream: http.client.HTTPResponse = response.fp if isinstance(response, urllib.error.HTTPError) else response  # type: ignore[assignment]
+    body = bytearray()
+    while part := stream.read1(_CHUNK):  # `read` waits for as many bytes
+        body += part
+        if len(body) > _MAX_BYTES:
+            raise OSError(f"the answer is longer than {_MAX_BYTES >> 20} MiB")
+    if stream.length:  # of which `read1` does not complain
+        raise OSError(f"the connection ended {stream.length} bytes before the answer")
+    return bytes(body)
+
+
+def _parsed(body: bytes) -> object:
+    """Return the JSON value of an answer, None if it is not JSON."""
+    try:
+        return json.loads(body)
+    except ValueError:
+        return None
+    except RecursionError:  # JSON, but no schema
+        return []
+
+
+def _is_schema(answer: object) -> TypeGuard[dict[str, Any]]:
     """Return whether an answer describes a schema: whether all that is read of it has the right type."""
     if not isinstance(answer, dict) or not isinstance(answer.get("schema"), str):
         return False

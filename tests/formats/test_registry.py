@@ -204,34 +204,104 @@ def test_schema_when_the_answer_does_not_describe_a_schema_then_raises_config_er
     assert isinstance(_answered(head.encode() + answer), ConfigError)
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b'404 Not Found\r\nContent-Type: text/html\r\n\r\n<html>404 Not Found</html>',
+        b"404 Not Found\r\nContent-Length: 0\r\n\r\n",
+        b'404 Not Found\r\n\r\n{"message": "no Route matched with those values"}',
+        b'404 Not Found\r\n\r\n{"error_code": 404',
+        b'200 OK\r\n\r\n{"schema": "\\"string',
+        b"200 OK\r\n\r\n",
+        b"200 OK\r\nContent-Type: text/html\r\n\r\n<html>Back soon</html>",
+    ],
+)  # fmt: skip
+def test_schema_when_a_proxy_answers_or_the_answer_is_cut_then_raises_unavailable(answer: bytes) -> None:
+    error = _answered(b"HTTP/1.1 " + answer)
+    assert isinstance(error, RegistryUnavailable)
+    assert "the schema registry is not reached" in error.what
+
+
+@pytest.mark.parametrize("code", [404, 40410])
+def test_schema_when_a_registry_does_not_know_the_path_then_raises_config_error(code: int) -> None:
+    body = json.dumps({"error_code": code, "message": "HTTP 404 Not Found"}).encode()
+    assert isinstance(_answered(b"HTTP/1.1 404 Not Found\r\n\r\n" + body), ConfigError)
+
+
 @contextmanager
-def _endless(part: bytes, pause_seconds: float) -> Iterator[str]:
-    """Yield the URL of a server that answers with `part`, again and again."""
+def _endless(start: bytes, part: bytes, pause_seconds: float) -> Iterator[str]:
+    """Yield the host and port of a server that answers with `start` and then with `part`, again and again."""
     ended = threading.Event()
 
     def answer() -> None:
         connection, _ = listener.accept()
         with connection, suppress(OSError):  # the client ends it
             connection.recv(10_000)
-            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 999999999\r\n\r\n")
+            connection.sendall(start)
             while not ended.wait(pause_seconds):
                 connection.sendall(part)
 
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor() as pool:
         answered = pool.submit(answer)
         try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
         finally:
             ended.set()
             answered.result()
 
 
-@pytest.mark.parametrize(("part", "pause_seconds", "timeout"), [(b" ", 0.05, 0.5), (b" " * (1 << 20), 0.0, 60.0)])
-def test_schema_when_the_answer_never_ends_then_raises_unavailable(
-    part: bytes, pause_seconds: float, timeout: float
+_HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 999999999\r\n\r\n"
+# The beginning of a record of a TLS handshake with 16,000 bytes.
+_HANDSHAKE = b"\x16\x03\x03\x3e\x80\x02\x00\x3e\x7c"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "start", "part"),
+    [
+        ("http", _HEAD, b" "), ("http", b"", b"HTTP"), ("http", b"HTTP/1.1 200 OK\r\nA: ", b"a"),
+        ("http", b"HTTP/1.1 404 Not Found\r\n\r\n", b" "), ("https", _HANDSHAKE, b"a"),
+    ],
+)  # fmt: skip
+def test_schema_when_the_answer_arrives_byte_by_byte_then_raises_unavailable(
+    scheme: str, start: bytes, part: bytes
 ) -> None:
-    with _endless(part, pause_seconds) as url, pytest.raises(RegistryUnavailable, match="64 MiB or took too long"):
-        Registry(RegistryOptions(url, timeout=timeout)).schema(1, "AVRO")
+    with (
+        _endless(start, part, 0.05) as server,
+        pytest.raises(RegistryUnavailable, match=r"after 0\.5 s \(registry\.tim"),
+    ):
+        Registry(RegistryOptions(f"{scheme}://{server}", timeout=0.5)).schema(1, "AVRO")
+
+
+def test_schema_when_the_answer_has_no_end_then_raises_unavailable() -> None:
+    with _endless(_HEAD, b" " * (1 << 20), 0.0) as server, pytest.raises(RegistryUnavailable, match="than 64 MiB"):
+        Registry(RegistryOptions(f"http://{server}", timeout=60.0)).schema(1, "AVRO")
+
+
+def _record(name: str, field: object) -> str:
+    return json.dumps({"type": "record", "name": name, "fields": [{"name": "v", "type": field}]})
+
+
+def _chain(server: RegistryServer, length: int) -> int:
+    """Register schemas, each of which refers to the one before; return the id of the last."""
+    identifier = server.register("s0", {"schema": _record("s0", "int")})
+    for number in range(1, length):
+        before = f"s{number - 1}"
+        references = [{"name": before, "subject": before, "version": 1}]
+        schema = _record(f"s{number}", ["null", before])
+        identifier = server.register(f"s{number}", {"schema": schema, "references": references})
+    return identifier
+
+
+def test_decode_when_schemas_refer_to_others_many_levels_deep_then_records_are_rejected(server: RegistryServer) -> None:
+    records = [struct.pack(">BI", 0, _chain(server, length)) + b"\x00" for length in (51, 102, 700)]
+
+    decoded = AvroOptions().decoder(columns_of(v="string"), registry_of(server)).decode(records)
+
+    limits = "refers to too many schemas; it may refer to at most 1000 others, 100 levels deep"
+    assert reasons(decoded) == [
+        (1, "", f"schema 102 of the registry {limits}"),
+        (2, "", f"schema 700 of the registry {limits}"),
+    ]
 
 
 def test_schema_when_registry_is_down_then_raises_unavailable() -> None:
@@ -241,7 +311,7 @@ def test_schema_when_registry_is_down_then_raises_unavailable() -> None:
         registry.schema(1, "AVRO")
 
 
-@pytest.mark.parametrize(("status", "error"), [(403, LoginFailed), (404, ConfigError), (200, ConfigError)])
+@pytest.mark.parametrize(("status", "error"), [(403, LoginFailed), (410, ConfigError), (200, ConfigError)])
 def test_schema_when_answer_is_not_that_of_a_registry_then_error_is_not_retriable(
     server: RegistryServer, status: int, error: type[Exception]
 ) -> None:
