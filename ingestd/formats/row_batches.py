@@ -26,6 +26,7 @@ FIRST_DAY, LAST_DAY = date.min.toordinal() - EPOCH, date.max.toordinal() - EPOCH
 FIRST_SECOND, LAST_SECOND = FIRST_DAY * 86_400, (LAST_DAY + 1) * 86_400 - 1
 FIRST_NANO, LAST_NANO = -(2**63) + 1, 2**63 - 1  # the range of timestamp[ns], years 1677 to 2262
 NANOS_PER_SECOND = 1_000_000_000
+NANOS_PER_DAY = 86_400 * NANOS_PER_SECOND
 NANOS_PER_MICRO = 1000
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import date, datetime
 from decimal import Decimal
 from random import Random
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -22,7 +24,7 @@ from ingestd.formats.json.tape_reader import TapeReader
 from ingestd.formats.json.timestamp_formats import parse_format
 from ingestd.schema import Column
 from tests.formats.test_tape import Generator, assert_equal, decoded_alone
-from tests.support.decoding import columns_of
+from tests.support.decoding import columns_of, rows_of
 
 STAMPS = {
     "iso": ["2026-02-01T03:04:05", "2026-02-01T03", "1600-01-01"],
@@ -149,13 +151,14 @@ def _assert_decoded_as_alone(
 
 
 class ConnectGenerator:
-    """Generates records with schemas of Kafka Connect, which describe decimals. Some do not fit their schema."""
+    """Generates records with schemas of Kafka Connect, which describe logical types. Some do not fit their schema."""
 
     _NUMBERS = ("MDQ=", "AQ==", "gQ==", "AMOA", "AAAA", "/////w==", "////", "AR==")
     _VALUES = (
         *map(json.dumps, _NUMBERS), '"f/////////////////////w=="', '"x"', '""', '"12"', '" AQ=="', '"A\\/8="',
         '"\\u0041Q=="', "12.5",
-        "1e2", "7", "null", "true",
+        "1e2", "7", "null", "true", "-0", "01", "253402300799999", "253402300800000", "-62135596800001", "1.0",
+        "9223372036854775807", "9223372036854775808", "1" + "0" * 400, "2932896", "2932897", '"2026-11-21"',
         '{"scale":"1","value":"gQ=="}', '{"scale":2,"value":"MDQ="}', '{"scale":-1,"value":"MDQ="}', '{"scale":1}',
         '{"value":5,"scale":0}', '{"SCALE":1,"value":"gQ=="}', '{"scale":1,"value":"gQ==","Value":"AQ=="}',
         '{"scale":100,"value":"AQ=="}', '{"scale":1.0,"value":"AQ=="}', '["AQ==",null]', '{"a":"AQ==","t":"MDQ="}',
@@ -163,6 +166,12 @@ class ConnectGenerator:
     )  # fmt: skip
     _DECIMAL = "org.apache.kafka.connect.data.Decimal"
     _SCALED = "io.debezium.data.VariableScaleDecimal"
+    _UNITS = MappingProxyType({
+        "org.apache.kafka.connect.data.Date": 86_400 * 10**9, "org.apache.kafka.connect.data.Timestamp": 10**6,
+        "org.apache.kafka.connect.data.Time": 10**6, "io.debezium.time.Date": 86_400 * 10**9,
+        "io.debezium.time.Timestamp": 10**6, "io.debezium.time.MicroTimestamp": 10**3,
+        "io.debezium.time.NanoTimestamp": 1,
+    })  # fmt: skip
     _NAMES = ("a", "t", "s", "m", "l", "whole")
 
     def __init__(self, random: Random) -> None:
@@ -170,8 +179,16 @@ class ConnectGenerator:
         self._faults = random.choice([0, 0.01, 0.2])  # the part of what is chosen that is unusual
         self._is_event = random.random() < 0.5
         types = ("decimal(20,3)", "string", "double")
-        kinds = [random.choice([*types, "decimal(4,1)", "bigint", "timestamp", "binary"]), random.choice(types)]
-        kinds += ["struct<a:decimal(20,3),t:string>", "map<string,decimal(9,2)>", "array<decimal(9,3)>"]
+        times = ("date", "timestamp")
+        kinds = [random.choice([*types, *times, "decimal(4,1)", "bigint", "binary"]), random.choice([*types, *times])]
+        kinds += [
+            *random.choice(
+                [
+                    ("struct<a:decimal(20,3),t:string>", "map<string,decimal(9,2)>", "array<decimal(9,3)>"),
+                    ("struct<a:date,t:timestamp>", "map<string,timestamp>", "array<date>"),
+                ]
+            )
+        ]
         taken = random.sample(range(5), random.randint(1, 5))
         paths: dict[str, Path] = {"whole": ()} if self._is_fault() else {}
         self.columns = columns_of(**{self._NAMES[i]: kinds[i] for i in taken}, **dict.fromkeys(paths, "string"))
@@ -180,6 +197,8 @@ class ConnectGenerator:
             operations=tuple("crud") if self._is_event else INSERTS,
             paths=paths,
             rejects_unmatched=random.random() < 0.5,
+            timestamp_formats=random.choice([("iso",), ("iso",), ("epoch_s", "iso")]),
+            lenient=random.random() < 0.1,
         )
         self._schemas = [self._schema() for _ in range(random.randint(1, 3))]
 
@@ -219,6 +238,10 @@ class ConnectGenerator:
             usual = number if chance < 0.7 else "-2.5"
         elif kind.get("name") == self._SCALED:
             usual = f'{{"scale":{self._random.randint(0, 4)},"value":{number}}}'
+        elif kind.get("name") in self._UNITS:
+            seconds = self._random.choice([-1, 0, 1, 1_700_000_000, -99_999_999_999 if self._is_fault() else 86_399])
+            nanos = seconds * 10**9 + self._random.choice([0, 0, 1, 1000, 123_456_789])
+            usual = str(nanos // self._UNITS[kind["name"]])
         elif kind["type"] == "array":
             usual = f"[{self._value(kind['items'])}]"
         elif kind["type"] == "map":
@@ -250,12 +273,16 @@ class ConnectGenerator:
             return unusual
         decimal = {"type": "bytes", "name": self._DECIMAL, "parameters": {"scale": self._random.choice("0123")}}
         scaled: dict[str, Any] = {"type": "struct", "name": self._SCALED}
-        return self._random.choice([decimal, decimal, scaled, {"type": "string", "doc": '"payload":'}])
+        other: dict[str, Any] = {"type": "string", "doc": '"payload":'}
+        time: dict[str, Any] = {"type": "int64", "name": self._random.choice([*self._UNITS])}
+        return self._random.choice([decimal, decimal, scaled, other, time, time])
 
 
 @settings(max_examples=250, deadline=None)
 @given(st.integers(0, 1 << 60), st.sampled_from([1, 3, 20, 60]))
-def test_decode_when_schemas_describe_decimals_then_result_is_the_same_as_one_by_one(seed: int, count: int) -> None:
+def test_decode_when_schemas_describe_logical_types_then_result_is_the_same_as_one_by_one(
+    seed: int, count: int
+) -> None:
     generator = ConnectGenerator(Random(seed))
     columns, layout = generator.columns, generator.layout
     decoder = JsonDecoder(columns, layout)
@@ -423,6 +450,52 @@ def test_decode_when_the_schema_of_a_record_describes_decimals_then_they_have_it
     twice = b'{"schema":{},"payload":{"op":"c","after":{"amount":"MDQ="}},' + records[0][1:].replace(b"payload", b"x")
     [batch] = JsonOptions(envelope="debezium").decoder(columns).decode([twice] * 3).batches
     assert batch["amount"].to_pylist() == [Decimal("12.34")] * 3
+
+
+def test_decode_when_the_schema_of_a_record_describes_times_then_numbers_are_dates_and_timestamps() -> None:
+    connect, debezium = "org.apache.kafka.connect.data.", "io.debezium.time."
+    numbers = {
+        "day": (f"{connect}Date", 20_000, date(2024, 10, 4)),
+        "day2": (f"{debezium}Date", -719_162, date(1, 1, 1)),
+        "midnight": (f"{debezium}Date", 20_000, datetime(2024, 10, 4)),
+        "at": (f"{connect}Timestamp", -1, datetime(1969, 12, 31, 23, 59, 59, 999_000)),
+        "at2": (f"{debezium}Timestamp", 1_728_000_000_123, datetime(2024, 10, 4, 0, 0, 0, 123_000)),
+        "at3": (f"{debezium}MicroTimestamp", 1_728_000_000_123_456, datetime(2024, 10, 4, 0, 0, 0, 123_456)),
+        "at4": (f"{debezium}NanoTimestamp", 1_728_000_000_123_456_000, datetime(2024, 10, 4, 0, 0, 0, 123_456)),
+        "at5": (f"{debezium}ZonedTimestamp", "2024-10-04T02:00:00+02:00", datetime(2024, 10, 4)),
+        "clock": (f"{connect}Time", 3_600_000, 3_600_000),
+        "clock2": (f"{debezium}MicroTime", 3_600_000_000, 3_600_000_000),
+        "number": (f"{connect}Timestamp", 5, 5),
+        "text": (f"{connect}Date", 20_000, "20000"),
+    }
+    kinds = ["date", "date", *["timestamp"] * 6, "int", "bigint", "bigint", "string"]
+    names = dict(zip(numbers, kinds, strict=True))
+    columns = columns_of(**names, inner="struct<day:date,list:array<timestamp>>")
+    fields: list[dict[str, Any]] = [{"field": name, "type": "int64", "name": numbers[name][0]} for name in names]
+    times = {"type": "array", "items": {"type": "int64", "name": f"{connect}Timestamp"}}
+    inner = {"type": "struct", "fields": [fields[0], {"field": "list", **times}]}
+
+    def record(**members: object) -> bytes:
+        schema = {"type": "struct", "fields": [*fields, {"field": "inner", **inner}]}
+        return json.dumps(
+            {"schema": schema, "payload": {name: found[1] for name, found in numbers.items()} | members}
+        ).encode()
+
+    values = [
+        record(inner={"day": 1, "list": [1_000, None]}),
+        record(at=None, day="2024-10-04"),
+        record(day=2_932_897),
+        record(at2=253_402_300_800_000),
+        record(day=1.5),
+    ]
+    decoded = JsonOptions(envelope="connect").decoder(columns).decode(values)
+    row = {name: found[2] for name, found in numbers.items()} | {"inner": None}
+    assert rows_of(decoded) == [
+        row | {"inner": {"day": date(1970, 1, 2), "list": [datetime(1970, 1, 1, 0, 0, 1), None]}},
+        row | {"at": None},
+    ]
+    assert [(reject.row, reject.column) for reject in decoded.rejects] == [(2, "day"), (3, "at2"), (4, "day")]
+    assert "'2932897' is not a date in the years 0001 to 9999" in decoded.rejects[0].reason
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,17 @@
-"""Takes the schemas out of records of Kafka Connect, and reads the decimals that they describe.
+"""Takes the schemas out of records of Kafka Connect, and reads the logical types that they describe.
 
 Such a schema is often larger than the row beside it, and most records of a batch have the same one. So it is parsed
 once for all records that begin with the same text.
 
 Invariant: a record without its schema has the same row and the same faults as `envelope.event_of` finds, if the
-decimals of `Decimals` are read as numbers.
+values of `Logical` are read as what they describe.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice, repeat
 
 import numpy as np
@@ -19,16 +20,33 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingestd.formats.decoder import RejectError
-from ingestd.formats.json.envelope import DECIMAL, PAYLOAD, SCALED_DECIMAL, SCHEMA, fields_of, has_decimals, scale_of
+from ingestd.formats.json.envelope import (
+    DECIMAL,
+    PAYLOAD,
+    SCALED_DECIMAL,
+    SCHEMA,
+    fields_of,
+    has_logical_types,
+    scale_of,
+    unit_of,
+)
 from ingestd.formats.json.record import parse_object
 from ingestd.formats.json.types import where
 
 Mask = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int32]
 
-Decimals = int | Mapping[str, "Decimals"]
-"""The scale of a decimal, or the decimals in the members of an object, by their exact names. WITH_SCALE stands for
-objects that contain a decimal and its scale, OTHER for decimals that are not read as columns."""
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """The unit of a number that is a date or a point in time."""
+
+    nanos: int
+
+
+Logical = int | Unit | Mapping[str, "Logical"]
+"""The scale of a decimal, the unit of an instant, or those in the members of an object, by their exact names.
+WITH_SCALE stands for objects that contain a decimal and its scale, OTHER for types that are not read as columns."""
 OTHER, WITH_SCALE = -1, -2
 UNCHANGED = -1
 MAX_SCALE = 38
@@ -53,16 +71,16 @@ class Schemas:
     """Takes schemas out of records, and remembers them by the text of the record before its payload."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, Decimals] = {}
+        self._known: dict[bytes, Logical] = {}
 
-    def take_out(self, values: Sequence[bytes]) -> tuple[list[bytes], Numbers, list[Decimals]]:
-        """Return the records without schemas, the index of the decimals of each, and the decimals.
+    def take_out(self, values: Sequence[bytes]) -> tuple[list[bytes], Numbers, list[Logical]]:
+        """Return the records without schemas, the index of the logical types of each, and the logical types.
 
-        A record whose schema cannot be taken out is returned as it is. Its decimals are OTHER if it may contain any;
+        A record whose schema cannot be taken out is returned as it is. Its types are OTHER if it may contain any;
         otherwise its index is UNCHANGED.
         """
         lines = list(values)
-        found: list[Decimals] = [OTHER]
+        found: list[Logical] = [OTHER]
         of_record: Numbers = np.full(len(lines), UNCHANGED, np.int32)
         left: Mask = np.ones(len(lines), np.bool_)
 
@@ -93,31 +111,31 @@ class Schemas:
                 take(new)
                 without |= ~left
         unknown = np.flatnonzero(left).tolist()
-        of_record[[index for index in unknown if has_decimals(lines[index])]] = 0
+        of_record[[index for index in unknown if has_logical_types(lines[index])]] = 0
         return lines, of_record, found
 
     def _learn(self, value: bytes) -> bytes | None:
-        """Remember the decimals of the schema of a record; return the text before its payload, None if not found."""
+        """Remember the logical types of a record's schema; return the text before its payload, None if not found."""
         for match in islice(_BEFORE_PAYLOAD.finditer(value), _MAX_PLACES):
             start = value[: match.end()]
             try:
                 record = parse_object(start + b"{}}")
                 if record.keys() != {SCHEMA, PAYLOAD} or record[PAYLOAD] != {}:
                     continue
-                decimals = _decimals_of(record[SCHEMA])
+                logical = _logical_of(record[SCHEMA])
             except (RejectError, _AmbiguousError):
                 continue
-            if decimals is not None and not has_decimals(start):
+            if logical is not None and not has_logical_types(start):
                 return None  # their names are written with escape sequences, so that `event_of` may not find them
             while len(self._known) >= _MAX_SCHEMAS:
                 del self._known[next(iter(self._known))]
-            self._known[start] = {} if decimals is None else decimals
+            self._known[start] = {} if logical is None else logical
             return start
         return None
 
 
-def _decimals_of(schema: object) -> Decimals | None:
-    """Return the decimals in values of a schema, None if there are none. Raises _AmbiguousError."""
+def _logical_of(schema: object) -> Logical | None:
+    """Return the logical types in values of a schema, None if there are none. Raises _AmbiguousError."""
     if not isinstance(schema, dict):
         return None
     kind, name = schema.get("type"), schema.get("name")
@@ -126,14 +144,16 @@ def _decimals_of(schema: object) -> Decimals | None:
         return scale if scale is not None and 0 <= scale <= MAX_SCALE else OTHER
     if name == SCALED_DECIMAL:
         return WITH_SCALE
+    if unit := unit_of(schema):
+        return Unit(unit)
     if kind == "struct":
         fields = fields_of(schema)
         if len(set(map(str.lower, fields))) < len(fields):
             raise _AmbiguousError
-        found = {name: _decimals_of(inner) for name, inner in fields.items()}
-        return {name: decimals for name, decimals in found.items() if decimals is not None} or None
+        found = {name: _logical_of(inner) for name, inner in fields.items()}
+        return {name: logical for name, logical in found.items() if logical is not None} or None
     items = schema.get({"map": "values", "array": "items"}.get(str(kind), ""))
-    return None if _decimals_of(items) is None else OTHER
+    return None if _logical_of(items) is None else OTHER
 
 
 def numbers(unscaled: pa.StringArray, scale: int) -> pa.StringArray:

@@ -10,18 +10,21 @@ the configuration accepts other operations.
 | debezium | `{"before": row, "after": null, "op": "d"}`, also as a `payload` | `before` (`op` d) |
 
 If the record contains its schema, decimals that the schema describes are numbers: Kafka Connect writes their unscaled
-values in Base64 and the scale into the schema, and Debezium writes those of columns without a scale as objects.
+values in Base64 and the scale into the schema, and Debezium writes those of columns without a scale as objects. Numbers
+that it describes as dates or points in time are such values in columns of the types date and timestamp.
 """
 
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Collection, Mapping
 from decimal import Decimal
 from typing import Literal
 
 from ingestd.formats.decoder import RejectError
-from ingestd.formats.json.types import Number, shown
+from ingestd.formats.json.types import Instant, Number, shown
+from ingestd.formats.row_batches import NANOS_PER_DAY
 from ingestd.formats.unmatched import change_event
 
 Envelope = Literal["none", "connect", "debezium"]
@@ -31,32 +34,43 @@ INSERTS = ("c", "r")  # created, read in a snapshot
 UPDATE, DELETE = "u", "d"
 # The names of the types of decimals in schemas: with a scale in the schema, and with one in each value.
 DECIMAL, SCALED_DECIMAL = "org.apache.kafka.connect.data.Decimal", "io.debezium.data.VariableScaleDecimal"
-_MARKS = (DECIMAL.encode(), SCALED_DECIMAL.encode())
+# The number of nanoseconds that 1 means, by the name of the type. A day belongs to a date.
+_DAY, _MILLI, _MICRO = NANOS_PER_DAY, 1_000_000, 1_000
+INSTANTS = {
+    "org.apache.kafka.connect.data.Date": _DAY,
+    "org.apache.kafka.connect.data.Timestamp": _MILLI,
+    "io.debezium.time.Date": _DAY,
+    "io.debezium.time.Timestamp": _MILLI,
+    "io.debezium.time.MicroTimestamp": _MICRO,
+    "io.debezium.time.NanoTimestamp": 1,
+}
+_MARKS = (b"org.apache.kafka.connect.data.", b"io.debezium.time.", SCALED_DECIMAL.encode())
+_WHOLE = re.compile("-?[0-9]{1,19}")
 # Far more than the 38 digits of Hive's decimals.
 _MAX_DECIMAL_BYTES, _MAX_SCALE = 64, 1_000
 _OPERATIONS = {UPDATE: "an update", DELETE: "a delete", "t": "a truncation", "m": "a message of the source database"}
 
 
-def has_decimals(value: bytes) -> bool:
-    """Return whether a record may contain decimals that are described by its schema."""
+def has_logical_types(value: bytes) -> bool:
+    """Return whether a record may contain decimals, dates or points in time that its schema describes."""
     return any(mark in value for mark in _MARKS)
 
 
 def event_of(
-    record: dict[str, object], envelope: Envelope, operations: Collection[str], *, with_decimals: bool
+    record: dict[str, object], envelope: Envelope, operations: Collection[str], *, with_types: bool
 ) -> tuple[dict[str, object], str]:
     """Return the object to which the paths of columns refer, and the name of its member that is the row of Debezium.
 
     The object is the record itself, or its payload. `operations` are the operations of Debezium that have a row.
-    `with_decimals` is the result of `has_decimals`. Raises RejectError.
+    `with_types` is the result of `has_logical_types`. Raises RejectError.
     """
     if envelope == "none":
         return record, AFTER
     members = {name.lower(): item for name, item in record.items()}
     if envelope == "connect" or PAYLOAD in members:
         event = members.get(PAYLOAD)
-        if with_decimals:
-            event = _with_decimals(members.get(SCHEMA), event, "")
+        if with_types:
+            event = _with_types(members.get(SCHEMA), event, "")
         if not isinstance(event, dict):
             raise RejectError("", f"the payload of the {envelope} envelope is {_kind(event)}, not an object")
     else:
@@ -105,22 +119,28 @@ def envelope_in(record: Mapping[str, object]) -> str:
     return f"it is {what}; set format.envelope: {envelope}"
 
 
-def _with_decimals(schema: object, value: object, field: str) -> object:
-    """Return the value of a field with numbers in place of decimals, by its schema. Raises RejectError."""
+def _with_types(schema: object, value: object, field: str) -> object:
+    """Return the value of a field with the logical types of its schema: Instants, and numbers for decimals.
+
+    Raises RejectError.
+    """
     if not isinstance(schema, dict) or value is None:
         return value
     kind, name = schema.get("type"), schema.get("name")
+    if isinstance(value, Number):
+        unit = unit_of(schema)
+        return Instant.of(value, unit, is_date=unit == _DAY) if unit and _WHOLE.fullmatch(value) else value
     if name == DECIMAL:
-        return value if isinstance(value, Number) else _decimal(value, scale_of(schema), field)
+        return _decimal(value, scale_of(schema), field)
     if name == SCALED_DECIMAL and isinstance(value, dict):
         return _decimal(value.get("value"), _scale(value.get("scale")), field)
     if kind == "struct" and isinstance(value, dict):
         schemas = fields_of(schema)
-        return {key: _with_decimals(schemas.get(key), item, key) for key, item in value.items()}
-    if kind == "map" and isinstance(value, dict):
-        return {key: _with_decimals(schema.get("values"), item, field) for key, item in value.items()}
-    if kind == "array" and isinstance(value, list):
-        value = [_with_decimals(schema.get("items"), item, field) for item in value]
+        value = {key: _with_types(schemas.get(key), item, key) for key, item in value.items()}
+    elif kind == "map" and isinstance(value, dict):
+        value = {key: _with_types(schema.get("values"), item, field) for key, item in value.items()}
+    elif kind == "array" and isinstance(value, list):
+        value = [_with_types(schema.get("items"), item, field) for item in value]
     return value
 
 
@@ -129,6 +149,12 @@ def fields_of(schema: Mapping[str, object]) -> dict[str, dict[str, object]]:
     fields = schema.get("fields")
     known = [inner for inner in fields if isinstance(inner, dict)] if isinstance(fields, list) else []
     return {str(inner.get("field")): inner for inner in known}
+
+
+def unit_of(schema: Mapping[str, object]) -> int:
+    """Return the number of nanoseconds that 1 means, by the schema of a date or a point in time; 0 for others."""
+    name = schema.get("name")
+    return INSTANTS.get(name, 0) if isinstance(name, str) else 0
 
 
 def scale_of(schema: Mapping[str, object]) -> int | None:

@@ -35,6 +35,7 @@ from ingestd.formats.json.types import (
     BooleanType,
     DecimalType,
     DoubleType,
+    Instant,
     IntegerType,
     InvalidValue,
     Number,
@@ -175,6 +176,8 @@ class LenientDate(DateType):
         self._read = reader(kind, _FIELD)
 
     def value(self, value: object) -> int:
+        if isinstance(value, Instant) and value.is_date:
+            return super().value(value)
         text = _text(value, self.kind).strip(_JAVA_BLANKS)
         # The reader ignores shorter text, as LazySimpleSerDe does.
         days: int | None = self._read(text.ljust(8).encode("utf-8", "surrogatepass"))
@@ -191,6 +194,8 @@ class LenientTimestamp(TimestampType):
         self._read = reader(kind, _FIELD)
 
     def value(self, value: object) -> int | None:  # type: ignore[override]
+        if isinstance(value, Instant):
+            return super().value(value)
         text = _text(value, self.kind)
         nanos: int | None = self._read(text.encode("utf-8", "surrogatepass"))
         year = _YEAR.match(text.strip(_JAVA_BLANKS)) if nanos is None else None

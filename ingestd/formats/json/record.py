@@ -13,7 +13,7 @@ from typing import NoReturn
 import numpy as np
 
 from ingestd.formats.decoder import RejectError
-from ingestd.formats.json.envelope import AFTER, BEFORE, envelope_in, event_of, has_decimals
+from ingestd.formats.json.envelope import AFTER, BEFORE, envelope_in, event_of, has_logical_types
 from ingestd.formats.json.layout import PLAIN, Layout, find
 from ingestd.formats.json.nested import FieldIndexes, converter, primitive
 from ingestd.formats.json.types import InvalidValue, Number
@@ -92,7 +92,7 @@ class RecordReader:
         """Return the JSON value of each column by its place, None if there is none."""
         fields: list[object] = [None] * len(self._columns)
         envelope, operations = self._layout.envelope, self._layout.operations
-        event, row = event_of(record, envelope, operations, with_decimals=has_decimals(value))
+        event, row = event_of(record, envelope, operations, with_types=has_logical_types(value))
         if self._rejects_unmatched:
             unmatched = self._layout.unmatched_fields(self._places[row], event, row)
             if unmatched or self._loses_row(event):

@@ -22,11 +22,12 @@ from ingestd.formats.json.connect_schemas import (
     OTHER,
     UNCHANGED,
     WITH_SCALE,
-    Decimals,
+    Logical,
     Schemas,
+    Unit,
     numbers,
 )
-from ingestd.formats.json.envelope import AFTER, BEFORE, DELETE, OPERATION, PAYLOAD, SCHEMA
+from ingestd.formats.json.envelope import AFTER, BEFORE, DELETE, OPERATION, PAYLOAD, SCHEMA, has_logical_types
 from ingestd.formats.json.inference import Rows
 from ingestd.formats.json.layout import PLAIN, Layout, Place
 from ingestd.formats.json.nested import POSITION, primitive
@@ -40,9 +41,19 @@ from ingestd.formats.json.tape import (
     Tape,
     is_encodable,
 )
+from ingestd.formats.json.times import instants
 from ingestd.formats.json.types import InvalidValue, Number, PrimitiveType
 from ingestd.formats.record_decoder import RejectReasons
-from ingestd.formats.row_batches import FIRST_NANO, LAST_NANO, NANOS_PER_MICRO, Value, array_of, arrow_of, batch_of
+from ingestd.formats.row_batches import (
+    FIRST_NANO,
+    LAST_NANO,
+    NANOS_PER_DAY,
+    NANOS_PER_MICRO,
+    Value,
+    array_of,
+    arrow_of,
+    batch_of,
+)
 from ingestd.formats.values import offsets_of
 from ingestd.formats.values import spread as spread_all
 from ingestd.schema import Column, HiveType
@@ -63,7 +74,8 @@ class TapeReader:
         self._place = layout.tree(columns)
         self._deleted = layout.tree(columns, BEFORE)
         self._matching = layout.matching(columns)
-        self._schemas = Schemas() if layout.envelope != "none" and not layout.lenient else None
+        self._has_schemas = layout.envelope != "none"
+        self._schemas = Schemas() if self._has_schemas and not layout.lenient else None
 
     def read(self, values: Sequence[bytes], unit: str) -> tuple[pa.RecordBatch, Mask, RejectReasons]:
         """Decode the values into a batch whose timestamps have the given unit, ns or us.
@@ -101,14 +113,16 @@ class TapeReader:
         return dict(columns.find(self._place, events, depth))
 
     def _read(self, values: Sequence[bytes], unit: str) -> _Columns:
-        decimals: list[Decimals] = []
+        logical: list[Logical] = []
         if self._schemas:
-            values, of_record, decimals = self._schemas.take_out(values)
+            values, of_record, logical = self._schemas.take_out(values)
         tape = Tape(values)
         columns = _Columns(tape, unit, self._layout)
         columns.undecided |= tape.malformed
-        if decimals:
-            columns.read_decimals(decimals, of_record)
+        if logical:
+            columns.read_logical(logical, of_record)
+        elif self._has_schemas:
+            columns.undecided |= np.fromiter(map(has_logical_types, values), np.bool_, len(values))
         found = self._find(columns)
         columns.leave_unmatched([found[index][0] for index in self._matching])
         arrays = [columns.column(column, *found[index]) for index, column in enumerate(self._columns)]
@@ -136,6 +150,8 @@ class _Columns:
         if layout.lenient:
             self.undecided |= tape.repeated_keys  # there, the last of equal keys does not always win
         self._rows = np.arange(len(tape.malformed), dtype=np.int32)
+        self._decimals: list[tuple[Ints, pa.StringArray]] = []
+        self._instants: dict[int, list[Ints]] = {}  # the tokens of instants, by their units in nanoseconds
         self._decimal_tokens: Ints = np.zeros(0, np.int32)
         self._decimal_texts = pa.array([], pa.string())
 
@@ -162,48 +178,52 @@ class _Columns:
             self.undecided |= ~accepted | (self._opened(rows, OPEN_OBJECT) == _MISSING)
         return events, depth, deletes
 
-    def read_decimals(self, decimals: Sequence[Decimals], of_record: Ints) -> None:
-        """Find the decimals of records without schemas. The arguments are results of `Schemas.take_out`."""
+    def read_logical(self, logical: Sequence[Logical], of_record: Ints) -> None:
+        """Find the decimals and instants of records without schemas. The arguments are those of `Schemas.take_out`."""
         payloads, schemas = self._members((PAYLOAD, SCHEMA), self._tape.roots, 1)
         self.undecided |= (of_record != UNCHANGED) & (schemas != _MISSING)  # the last schema counts
-        found: list[tuple[Ints, pa.StringArray]] = []
-        for index, inside in enumerate(decimals):
+        for index, inside in enumerate(logical):
             is_described = of_record == index
-            if isinstance(inside, int):
+            if not isinstance(inside, Mapping):
                 self.undecided |= is_described
             elif inside and is_described.any():
-                found += self._decimals(inside, np.where(is_described, payloads, _MISSING).astype(np.int32), 2)
-        if found:
-            tokens = np.concatenate([tokens for tokens, _ in found])
+                self._find_logical(inside, np.where(is_described, payloads, _MISSING).astype(np.int32), 2)
+        if self._decimals:
+            tokens = np.concatenate([tokens for tokens, _ in self._decimals])
             order = np.argsort(tokens)
             self._decimal_tokens = tokens[order]
-            self._decimal_texts = pa.concat_arrays([texts for _, texts in found]).take(pa.array(order))
+            self._decimal_texts = pa.concat_arrays([texts for _, texts in self._decimals]).take(pa.array(order))
             self._tape.kind[tokens] = SCALAR
 
-    def _decimals(
-        self, decimals: Mapping[str, Decimals], tokens: Ints, depth: int
-    ) -> Iterator[tuple[Ints, pa.StringArray]]:
-        """Yield the tokens of decimals inside of values, and their numbers. Records with others are undecided.
+    def _find_logical(self, logical: Mapping[str, Logical], tokens: Ints, depth: int) -> None:
+        """Find the decimals and instants inside of values. Records with others are undecided.
 
         The items of the values have this depth.
         """
         is_object = (tokens != _MISSING) & (self._tape.kind[tokens] == OPEN_OBJECT)
         objects = np.where(is_object, tokens, _MISSING).astype(np.int32)
-        members = self._members([name.lower() for name in decimals], objects, depth)
-        for (name, inside), values in zip(decimals.items(), members, strict=True):
+        members = self._members([name.lower() for name in logical], objects, depth)
+        for (name, inside), values in zip(logical.items(), members, strict=True):
             present = values[values != _MISSING]
             is_null = (self._tape.kind[present] == SCALAR) & (self._tape.letters_at(present) == ord("n"))
             present = present[~is_null]
             self._leave_other_case(present, name)
-            if not isinstance(inside, int):
-                yield from self._decimals(inside, values, depth + 1)
+            if isinstance(inside, Mapping):
+                self._find_logical(inside, values, depth + 1)
+            elif isinstance(inside, Unit):
+                self._instants.setdefault(inside.nanos, []).append(present[self._is_number(present)])
             elif inside == OTHER:
                 self._leave(present)
             elif inside == WITH_SCALE:
-                yield from self._with_scales(present[self._tape.kind[present] == OPEN_OBJECT], depth + 1)
+                self._decimals += self._with_scales(present[self._tape.kind[present] == OPEN_OBJECT], depth + 1)
             else:
-                is_number = (self._tape.kind[present] == SCALAR) & ~np.isin(self._tape.letters_at(present), list(b"tf"))
-                yield self._scaled(present[~is_number], present[~is_number], inside)
+                present = present[~self._is_number(present)]
+                self._decimals.append(self._scaled(present, present, inside))
+
+    def _is_number(self, tokens: Ints) -> Mask:
+        """Return which of these tokens, none of which is null, are numbers."""
+        is_number: Mask = (self._tape.kind[tokens] == SCALAR) & ~np.isin(self._tape.letters_at(tokens), list(b"tf"))
+        return is_number
 
     def _with_scales(self, objects: Ints, depth: int) -> Iterator[tuple[Ints, pa.StringArray]]:
         """Yield the same for objects that contain the unscaled value of a decimal and its scale."""
@@ -372,6 +392,10 @@ class _Columns:
             tokens = np.where(kinds == wanted, tokens, _MISSING).astype(np.int32)
             return self._complex(kind, tokens, rows, depth)
         leaf = self._primitive(kind)
+        given = self._given_instants(kind, tokens, rows)
+        if given is not None:
+            tokens = np.where(given.is_valid(), _MISSING, tokens).astype(np.int32)
+            kinds[tokens == _MISSING] = 0
         accepted = (kinds == STRING) | ((kinds == SCALAR) & (not leaf.only_text))
         texts = self._texts(np.where(accepted, tokens, _MISSING).astype(np.int32), rows)
         refused = ~accepted & (kinds != 0)
@@ -382,11 +406,33 @@ class _Columns:
             texts = self._with_containers(texts, tokens, refused)
             refused[:] = False
         array = leaf.decided(texts, self._unit)
+        array = array if given is None else pc.coalesce(array, given)
         failed = texts.is_valid().to_numpy(zero_copy_only=False) & ~array.is_valid().to_numpy(zero_copy_only=False)
         failed |= refused
         self.undecided[rows[failed & (kinds != STRING) & (kinds != SCALAR)]] = True
         cells = np.flatnonzero(failed & ~self.undecided[rows])
         return self._with_cells(leaf, array, tokens, rows, cells) if len(cells) else array
+
+    def _given_instants(self, kind: HiveType, tokens: Ints, rows: Ints) -> pa.Array | None:
+        """Return the values of a column that are numbers of a date or a point in time; null for others.
+
+        Returns None if there are none. Records with those that do not fit are undecided.
+        """
+        if kind.kind not in ("date", "timestamp") or not self._instants:
+            return None
+        arrays, places = [], []
+        arrow = arrow_of(kind, self._unit)
+        for nanos, parts in self._instants.items():
+            if kind.kind == "date" and nanos != NANOS_PER_DAY:
+                continue
+            chosen = np.flatnonzero(np.isin(tokens, np.concatenate(parts)))
+            used = tokens[chosen]
+            found = instants(self._tape.texts(self._tape.start[used], self._tape.end[used]), nanos, arrow)
+            fits = found.is_valid().to_numpy(zero_copy_only=False)
+            self.undecided[rows[chosen[~fits]]] = True
+            arrays.append(found.drop_null())
+            places.append(chosen[fits])
+        return spread_all(arrays, places, len(tokens)) if arrays else None
 
     def _with_cells(
         self, leaf: PrimitiveType, array: pa.Array, tokens: Ints, rows: Ints, cells: npt.NDArray[np.intp]

@@ -15,9 +15,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingestd.formats.iso_dates import DATE, HOUR, MINUTE, SECOND
-from ingestd.formats.json.types import InvalidValue, PrimitiveType, matching, shown, where
+from ingestd.formats.json.types import Instant, InvalidValue, PrimitiveType, matching, shown, where
 from ingestd.formats.record_decoder import MixedTimestamps, NotColumnar
-from ingestd.formats.row_batches import EPOCH, FIRST_DAY, FIRST_SECOND, LAST_DAY, LAST_SECOND, NANOS_PER_SECOND
+from ingestd.formats.row_batches import (
+    EPOCH,
+    FIRST_DAY,
+    FIRST_NANO,
+    FIRST_SECOND,
+    LAST_DAY,
+    LAST_NANO,
+    LAST_SECOND,
+    NANOS_PER_DAY,
+    NANOS_PER_MICRO,
+    NANOS_PER_SECOND,
+)
 
 _DATE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})")
 TIMESTAMP = (
@@ -29,16 +40,25 @@ _ZONED = "[T ][^Z+-]*[Z+-]"
 _PLAIN_TIME = rf"[ T]{HOUR}:{MINUTE}(?::{SECOND}(?:\.[0-9]{{%s}})?)?(?:Z|[+-]{HOUR}(?::?{MINUTE})?)?"
 # By unit: what `decided` converts, and the years that the unit can represent in every time zone.
 _PLAIN_TIMESTAMP = {"ns": f"{DATE}(?:{_PLAIN_TIME % '1,9'})?", "us": f"{DATE}(?:{_PLAIN_TIME % '1,6'})?"}
+# The first and the last timestamp by unit, in that unit.
+TIMESTAMP_LIMITS = {
+    "ns": (FIRST_NANO, LAST_NANO),
+    "us": (FIRST_SECOND * 1_000_000, LAST_SECOND * 1_000_000 + 999_999),
+}
 _YEARS = {"ns": ("1678", "2261"), "us": ("0002", "9998")}
 
 
 class DateType(PrimitiveType):
-    """Type date: accepts text of the form yyyy-MM-dd, in the years 0001 to 9999."""
+    """Type date: accepts text of the form yyyy-MM-dd, and days of a schema, in the years 0001 to 9999."""
 
     read_as_text = True
     only_text = True
 
     def value(self, value: object) -> int:
+        if isinstance(value, Instant) and value.is_date:
+            if FIRST_DAY <= (days := value.nanos // NANOS_PER_DAY) <= LAST_DAY:
+                return days
+            raise not_in_range(value, "date")
         if type(value) is not str:
             raise InvalidValue(f"{shown(value)} is not a string; a date must have the form 'yyyy-MM-dd'")
         match = _DATE.fullmatch(value)
@@ -70,6 +90,8 @@ class DateType(PrimitiveType):
 class TimestampType(PrimitiveType):
     """Type timestamp: accepts a date, or a date and a time with an optional zone, in the years 0001 to 9999.
 
+    It also accepts numbers that a schema describes (`Instant`).
+
     A time with a zone is converted to UTC. `timestamp_columns` converts columns, because all timestamp columns of a
     batch have the same unit.
     """
@@ -78,6 +100,8 @@ class TimestampType(PrimitiveType):
     only_text = True
 
     def value(self, value: object) -> int:
+        if isinstance(value, Instant):
+            return instant_nanos(value)
         if type(value) is not str:
             raise InvalidValue(
                 f"{shown(value)} is not a string; a timestamp must have the form 'yyyy-MM-dd HH:mm:ss[.fraction][zone]'"
@@ -119,6 +143,34 @@ def timestamp_nanos(text: str) -> int:
     if not FIRST_SECOND <= seconds <= LAST_SECOND:
         raise not_in_range(text, "timestamp")
     return seconds * NANOS_PER_SECOND + int(fraction.ljust(9, "0"))
+
+
+def instant_nanos(instant: Instant) -> int:
+    """Return the nanoseconds since 1970. Raises InvalidValue."""
+    if FIRST_SECOND <= instant.nanos // NANOS_PER_SECOND <= LAST_SECOND:
+        return instant.nanos
+    raise not_in_range(instant, "timestamp")
+
+
+def instants(numbers: pa.StringArray, nanos_per_unit: int, kind: pa.DataType) -> pa.Array:
+    """Convert whole numbers of units since 1970 to date32, or to timestamp in nanoseconds or microseconds.
+
+    The result is null for what is not in a common notation or out of range.
+    """
+    numbers = pc.cast(matching(numbers, "-?[0-9]{1,18}"), pa.int64())
+    valid = numbers.is_valid().to_numpy(zero_copy_only=False)
+    units = numbers.fill_null(0).to_numpy()
+    first, last = (FIRST_DAY, LAST_DAY) if pa.types.is_date(kind) else TIMESTAMP_LIMITS[kind.unit]
+    step = NANOS_PER_DAY if pa.types.is_date(kind) else NANOS_PER_MICRO if kind.unit == "us" else 1
+    if nanos_per_unit >= step:
+        factor = nanos_per_unit // step
+        valid &= (units >= -(-first // factor)) & (units <= last // factor)
+        values = np.where(valid, units, 0) * factor
+    else:
+        divisor = step // nanos_per_unit
+        values = units // divisor
+        valid &= (units % divisor == 0) & (values >= first) & (values <= last)
+    return pa.array(values.astype(f"i{kind.bit_width // 8}"), mask=~valid).view(kind)
 
 
 def timestamp_column(texts: pa.StringArray, unit: str) -> pa.Array:

@@ -23,12 +23,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingestd.formats.json.times import TIMESTAMP, not_in_range, timestamp_column, timestamp_nanos
-from ingestd.formats.json.types import EXACT, NUMBER, InvalidValue, PrimitiveType, matching, shown, where
+from ingestd.formats.json.times import (
+    TIMESTAMP,
+    TIMESTAMP_LIMITS,
+    instant_nanos,
+    not_in_range,
+    timestamp_column,
+    timestamp_nanos,
+)
+from ingestd.formats.json.types import EXACT, NUMBER, Instant, InvalidValue, PrimitiveType, matching, shown, where
 from ingestd.formats.row_batches import (
-    FIRST_NANO,
     FIRST_SECOND,
-    LAST_NANO,
     LAST_SECOND,
     NANOS_PER_SECOND,
 )
@@ -78,6 +83,8 @@ class FormattedTimestampType(PrimitiveType):
         self._formats = [(re.compile(found.syntax).fullmatch, found) for found in map(parse_format, formats)]
 
     def value(self, value: object) -> int:
+        if isinstance(value, Instant):  # the schema in the record is more precise than the configuration
+            return instant_nanos(value)
         if isinstance(value, str):
             for matches, found in self._formats:
                 if matches(value):
@@ -157,7 +164,7 @@ class _Epoch(TimestampFormat):
         fraction = f"(?:\\.[0-9]{{1,{scale}}})?" if scale else ""
         kind = pa.decimal128(38, scale)
         numbers = pc.cast(matching(texts, _EPOCH_TEXT % (38 - 9 - scale, fraction)), kind)
-        first, last = (Decimal(limit).scaleb(-scale) for limit in _LIMITS[unit])
+        first, last = (Decimal(limit).scaleb(-scale) for limit in TIMESTAMP_LIMITS[unit])
         fits = pc.and_(pc.greater_equal(numbers, pa.scalar(first, kind)), pc.less_equal(numbers, pa.scalar(last, kind)))
         numbers = where(fits, numbers)
         # A decimal is stored as its number of units, here of `unit`, in 128 bits, of which those that fit need 64.
@@ -166,12 +173,6 @@ class _Epoch(TimestampFormat):
 
     def _unfit(self, text: str) -> InvalidValue:
         return InvalidValue(f"{shown(text)} is not a timestamp ({self._name}) in the years 0001 to 9999")
-
-
-_LIMITS = {
-    "ns": (FIRST_NANO, LAST_NANO),
-    "us": (FIRST_SECOND * 1_000_000, LAST_SECOND * 1_000_000 + 999_999),
-}
 
 
 def _syntax_of(pattern: str) -> tuple[str, dict[str, int]]:

@@ -61,6 +61,20 @@ class Number(str):
     __slots__ = ()
 
 
+class Instant(Number):
+    """A number that a schema describes as a date or a point in time: `nanos` since 1970, for a date until midnight."""
+
+    nanos: int
+    is_date: bool
+
+    @classmethod
+    def of(cls, number: Number, nanos_per_unit: int, *, is_date: bool) -> Instant:
+        """Return the point in time that a whole number of units describes."""
+        instant = cls(number)
+        instant.nanos, instant.is_date = int(number) * nanos_per_unit, is_date
+        return instant
+
+
 class PrimitiveType(ABC):
     """Converts JSON values to one primitive type.
 
