@@ -235,6 +235,25 @@ class Column:
     name: str
     type: HiveType
 
+    @property
+    def definition(self) -> str:
+        """The column in a statement of HiveQL, in which it and the fields of its structs may be reserved words."""
+        return f"{quoted(self.name)} {_statement_type(self.type)}"
+
+
+def quoted(name: str) -> str:
+    """Return a name as an identifier of HiveQL or Spark SQL."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _statement_type(kind: HiveType) -> str:
+    if not kind.is_complex:
+        return str(kind)
+    children = list(map(_statement_type, kind.children))
+    if kind.kind == "struct":
+        children = [f"{quoted(name)}:{child}" for name, child in zip(kind.names, children, strict=True)]
+    return f"{kind.kind}<{','.join(children)}>"
+
 
 def require_visible(columns: Iterable[Column]) -> None:
     """Raise InvalidTable for a column that Hive's queries cannot read, because a virtual column has its name."""

@@ -22,7 +22,7 @@ from ingestd.hive.tables import Table, TableName, load_acid_table, require_writa
 from ingestd.hive.transaction_leases import PATIENCE_SECONDS, counting_lease
 from ingestd.hive.transactions import LockTimeout, Transaction, Wait
 from ingestd.hive.write_ids import read_snapshot
-from ingestd.schema import Column
+from ingestd.schema import Column, quoted
 
 _TRIES = 5
 
@@ -75,8 +75,8 @@ def describe(table: Table, columns: Sequence[Column]) -> list[str]:
     """Return the statements of HiveQL that give a table these columns."""
     place = f"ALTER TABLE `{table.name.database}`.`{table.name.table}`"
     pairs = list(zip(table.columns, columns, strict=False))
-    changed = [f"{place} CHANGE COLUMN `{new.name}` `{new.name}` {new.type}" for old, new in pairs if old != new]
-    added = ", ".join(f"`{column.name}` {column.type}" for column in columns[len(table.columns) :])
+    changed = [f"{place} CHANGE COLUMN {quoted(new.name)} {new.definition}" for old, new in pairs if old != new]
+    added = ", ".join(column.definition for column in columns[len(table.columns) :])
     return changed + ([f"{place} ADD COLUMNS ({added})"] if added else [])
 
 

@@ -29,7 +29,7 @@ from ingestd.hive.tables import (
     require_writable_database,
 )
 from ingestd.retry import Backoff
-from ingestd.schema import Column, HiveType
+from ingestd.schema import Column
 
 _ATTEMPTS = 6  # 1.5 s in all
 _ACID = {"transactional": "true", "transactional_properties": "default", "bucketing_version": "2"}
@@ -162,17 +162,7 @@ def _fields(columns: Sequence[Column]) -> list[Any]:
 
 
 def _listed(columns: Sequence[Column]) -> str:
-    return ",\n".join(f"  `{column.name}` {_quoted(column.type)}" for column in columns)
-
-
-def _quoted(kind: HiveType) -> str:
-    """Return a type in a statement, in which the name of a field may be a reserved word."""
-    if not kind.is_complex:
-        return str(kind)
-    children = list(map(_quoted, kind.children))
-    if kind.kind == "struct":
-        children = [f"`{name}`:{child}" for name, child in zip(kind.names, children, strict=True)]
-    return f"{kind.kind}<{','.join(children)}>"
+    return ",\n".join(f"  {column.definition}" for column in columns)
 
 
 def _escaped(text: str) -> str:

@@ -24,7 +24,7 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 from pyspark.sql import DataFrame, SparkSession
 
 from ingestd.errors import ConfigError, InvalidTable
-from ingestd.schema import Column, HiveType
+from ingestd.schema import Column, HiveType, quoted
 from ingestd.spark.errors import JobFailed
 from ingestd.spark.query import VIEW, Batches, Query, Read, Write
 from ingestd.spark.same_version import SameVersion
@@ -237,7 +237,7 @@ def _arrow(kind: HiveType) -> pa.DataType:
 
 
 def _definition(columns: Sequence[Column]) -> str:
-    return ", ".join(f"{_quoted(column.name)} {_spark_type(column.type)}" for column in columns)
+    return ", ".join(f"{quoted(column.name)} {_spark_type(column.type)}" for column in columns)
 
 
 def _spark_type(kind: HiveType) -> str:
@@ -245,12 +245,8 @@ def _spark_type(kind: HiveType) -> str:
         return "string" if kind.kind in ("varchar", "char") else str(kind)
     children = [_spark_type(child) for child in kind.children]
     if kind.kind == "struct":
-        children = [f"{_quoted(name)}: {child}" for name, child in zip(kind.names, children, strict=True)]
+        children = [f"{quoted(name)}: {child}" for name, child in zip(kind.names, children, strict=True)]
     return f"{kind.kind}<{', '.join(children)}>"
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _hive_type(name: str, kind: Any) -> HiveType:

@@ -106,7 +106,7 @@ def test_preview_when_fields_have_no_column_then_names_them(run: Run, stack: Sta
     shown = preview(evolving)
     place = f"ALTER TABLE `default`.`{stack.name}`"
     assert shown["statements"] == [
-        f"{place} CHANGE COLUMN `s` `s` struct<x:int,zip:bigint>",
+        f"{place} CHANGE COLUMN `s` `s` struct<`x`:int,`zip`:bigint>",
         f"{place} ADD COLUMNS (`note` string)",
     ]
     assert shown["unstored"] == ["other"]
@@ -313,19 +313,37 @@ def test_preview_when_the_table_will_be_created_then_shows_the_statement_and_the
     assert "does not exist; the mapping creates it: CREATE TABLE" in checked.text
 
 
-def test_preview_when_the_table_will_be_altered_then_shows_the_statements_and_all_fields(
+def test_preview_when_the_table_will_be_altered_then_shows_all_fields_and_statements_that_hive_executes(
     run: Run, stack: Stack
 ) -> None:
-    schema = schema_of({"id": "long", "note": "string"})
+    def nested(kind: str, *more: dict[str, str]) -> dict[str, Any]:
+        return {"type": "record", "name": kind, "fields": [{"name": "order", "type": kind}, *more]}
+
+    # Reserved words, which HiveQL accepts only as quoted identifiers.
+    fields = {"id": "long", "s": nested("long", {"name": "group", "type": "string"}), "table": nested("int")}
+    schema, values = schema_of(fields), {"id": 2**40, "s": {"order": 1, "group": "g"}, "table": {"order": 2}}
     stack.topic(1)
-    stack.table("id int")
-    stack.produce([single_object(schema, encode(schema, {"id": 2**40, "note": "new"}))])
+    for name in (stack.name, f"{stack.name}_by_hive"):
+        stack.table("id int, s struct<`order`:int>", name=f"default.{name}")
+    stack.produce([single_object(schema, encode(schema, values))])
     options = {"type": "avro", "framing": "single_object", "schemas": [schema]}
-    shown = Topic(stack, stack.config({"format": options, "schema_evolution": "widen"})).preview(run).json
+    config = stack.config({"format": options, "schema_evolution": "widen"})
+    shown = Topic(stack, config).preview(run).json
     place = f"ALTER TABLE `default`.`{stack.name}`"
-    assert shown["statements"] == [f"{place} CHANGE COLUMN `id` `id` bigint", f"{place} ADD COLUMNS (`note` string)"]
-    assert [row["values"] for row in shown["rows"]] == [{"id": str(2**40), "note": "new"}]
-    assert stack.sql(f"DESCRIBE {stack.name}") == [("id", "int", "")]
+    assert shown["statements"] == [
+        f"{place} CHANGE COLUMN `id` `id` bigint",
+        f"{place} CHANGE COLUMN `s` `s` struct<`order`:bigint,`group`:string>",
+        f"{place} ADD COLUMNS (`table` struct<`order`:int>)",
+    ]
+    expected = {"id": str(2**40), "s": '{"order":1,"group":"g"}', "table": '{"order":2}'}
+    assert [row["values"] for row in shown["rows"]] == [expected]
+    assert stack.sql(f"DESCRIBE {stack.name}")[0] == ("id", "int", "")
+
+    [altered] = stack.drain(config).events("table_altered")
+    assert altered["statements"] == shown["statements"]
+    for statement in shown["statements"]:
+        stack.sql(statement.replace(f"`{stack.name}`", f"`{stack.name}_by_hive`"))
+    assert stack.sql(f"DESCRIBE {stack.name}") == stack.sql(f"DESCRIBE {stack.name}_by_hive")
 
 
 def test_preview_when_the_mapping_has_sql_then_shows_the_result_and_check_examines_it(stack: Stack) -> None:

@@ -60,7 +60,7 @@ def test_protobuf_when_fields_are_nested_and_new_then_rows_are_exact_and_damaged
     statements = [text for event in daemon.events("table_altered") for text in event["statements"]]
     assert [text.partition(f"`{stack.name}` ")[2] for text in statements] == [
         "CHANGE COLUMN `id` `id` bigint",
-        "CHANGE COLUMN `place` `place` struct<city:string,visits:array<struct<at:timestamp,n:int>>>",
+        "CHANGE COLUMN `place` `place` struct<`city`:string,`visits`:array<struct<`at`:timestamp,`n`:int>>>",
         "ADD COLUMNS (`attributes` map<string,int>, `total` decimal(20,0))",
     ]
     assert stack.ids() == [n for n in range(2000) if n != 1000]

@@ -63,7 +63,7 @@ def test_schemas_when_interleaved_for_two_mappings_then_one_change_and_no_more_t
     place = f"ALTER TABLE `default`.`{stack.name}`"
     assert _statements(daemon) == [
         f"{place} CHANGE COLUMN `n` `n` bigint",
-        f"{place} CHANGE COLUMN `s` `s` struct<x:bigint,y:string>",
+        f"{place} CHANGE COLUMN `s` `s` struct<`x`:bigint,`y`:string>",
         f"{place} ADD COLUMNS (`amount` decimal(9,2), `tags` array<string>)",
     ]
     commits = [event for event in daemon.events("committed") if event["rows"]]
@@ -129,7 +129,7 @@ def test_day_when_two_producers_change_their_schemas_then_no_more_files_or_trans
     assert [text.partition(f"`{stack.name}` ")[2] for text in _statements(daemon)] == [
         "ADD COLUMNS (`amount` decimal(9,2))",
         "CHANGE COLUMN `n` `n` bigint",
-        "CHANGE COLUMN `s` `s` struct<x:bigint,y:string>",
+        "CHANGE COLUMN `s` `s` struct<`x`:bigint,`y`:string>",
         "ADD COLUMNS (`tags` array<string>)",
     ]
     commits = [event for event in daemon.events("committed") if event["rows"]]
@@ -152,7 +152,7 @@ def test_add_columns_when_a_type_is_wider_then_the_column_keeps_its_type(stack: 
     stack.produce([_old(0), _new(1, 5)])
     daemon = stack.drain(stack.config(_mapping("add_columns")))
     assert [text.partition(f"`{stack.name}` ")[2] for text in _statements(daemon)] == [
-        "CHANGE COLUMN `s` `s` struct<x:int,y:string>",
+        "CHANGE COLUMN `s` `s` struct<`x`:int,`y`:string>",
         "ADD COLUMNS (`amount` decimal(9,2), `tags` array<string>)",
     ]
     stack.produce([_new(2, BIG)])
@@ -212,8 +212,8 @@ def test_json_when_fields_are_new_or_wider_then_the_table_follows_and_no_value_i
 
     place = f"ALTER TABLE `default`.`{stack.name}`"
     assert _statements(daemon) == [
-        f"{place} CHANGE COLUMN `s` `s` struct<x:bigint,y:string>",
-        f"{place} ADD COLUMNS (`price` double, `tags` array<struct<t:bigint>>, `mixed` string, `late` double)",
+        f"{place} CHANGE COLUMN `s` `s` struct<`x`:bigint,`y`:string>",
+        f"{place} ADD COLUMNS (`price` double, `tags` array<struct<`t`:bigint>>, `mixed` string, `late` double)",
     ]
     assert [(event["rows"], event["files"]) for event in daemon.events("committed") if event["rows"]] == [(50_100, 2)]
     assert stack.sql(f"SELECT sum(late), count(late), count(DISTINCT id) FROM {stack.name}") == [(1500.0, 2000, 50_100)]
