@@ -20,11 +20,11 @@ from ingestd.errors import ConfigError
 from ingestd.formats.avro.options import AvroOptions
 from ingestd.formats.decoder import ConstraintDecoder, without_tombstones
 from ingestd.formats.json.envelope import envelope_of
+from ingestd.formats.json.layout import PLAIN
 from ingestd.formats.json.options import JsonOptions
 from ingestd.formats.options import FormatOptions, decoder_of, schema_columns
 from ingestd.formats.protobuf.options import ProtobufOptions
 from ingestd.formats.registry import InvalidSchema, Registry
-from ingestd.formats.unmatched import own_columns
 from ingestd.ingest.excerpt import ANSWER_SECONDS, ExcerptLimits, read_excerpt
 from ingestd.kafka.admin import Broker
 from ingestd.kafka.ranges import OffsetRange
@@ -150,13 +150,13 @@ def propose(
 def _json_format(values: Sequence[bytes], table: Sequence[Column] | None) -> dict[str, str] | None:
     """Return the options of JSON records that differ from the defaults, None if most records are not JSON.
 
-    Records are in no envelope if one of them has a field of the table (`own_columns`).
+    Records are in no envelope if one of them has a field of the table (`Layout.own_members`).
     """
     parsed = [_parsed(value) for value in values]
     records = [record for record in parsed if isinstance(record, dict)]
     if _most(isinstance(record, dict) for record in parsed):
-        columns = own_columns([column.name for column in table]) if table else []
-        if any(name.lower() in columns for record in records for name in record):
+        own = PLAIN.own_members(table or ())
+        if any(name.lower() in own for record in records for name in record):
             return {}
         [(envelope, count)] = Counter(map(envelope_of, records)).most_common(1)
         return {"envelope": envelope} if envelope != "none" and 2 * count > len(records) else {}

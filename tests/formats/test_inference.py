@@ -158,6 +158,31 @@ def test_unstored_fields_then_are_those_without_a_column_at_any_depth() -> None:
     assert decoder.unstored_fields([json.dumps(record).encode()], ["dt"]) == ("s.z ip", "a.y", "n")
 
 
+def test_unstored_fields_when_columns_have_paths_then_are_those_on_no_path() -> None:
+    paths = {"id": "$.data.id", "tag": "$.tags[1].name", "user": "$.user", "city": "$.user.city"}
+    types = {"id": "int", "tag": "string", "user": "struct<zip:int>", "city": "string", "op": "string"}
+    records = [
+        {"data": {"ID": 1, "x": 1}, "tags": [{"name": "a", "b": 1}], "user": {"zip": 1, "city": "c", "d": 1}, "new": 1},
+        {"op": "c", "after": 1},  # an envelope without a field on the way to a column
+        {"tag": "a", "city": "c"},  # nor has this one
+    ]
+    values = [json.dumps(record).encode() for record in records]
+    unstored = ("data.x", "tags.b", "user.d", "new")
+    found = _decoder(JsonOptions(fields=paths), **types).unstored_fields(values, ())
+    assert found == unstored
+    stored = _decoder(JsonOptions(fields=paths, unmatched="null"), **types).unstored_fields(values, ())
+    assert stored == (*unstored, "after", "tag", "city")
+    for whole in ({"id": "$"}, {"id": "$.data", "tag": "$.data.x"}):
+        decoder = _decoder(JsonOptions(fields=whole), id="string", tag="string")
+        assert decoder.unstored_fields([b'{"data":{"y":{}},"tag":1}'], ()) == (() if "tag" not in whole else ("tag",))
+
+    event = {"op": "c", "after": {"id": 1, "x": 1}, "source": {"y": 1}}
+    debezium = JsonOptions(envelope="debezium", fields={"op": "$.op", "city": "$.after.city"})
+    decoder = _decoder(debezium, id="int", op="string", city="string")
+    assert decoder.unstored_fields([json.dumps(event).encode()], ()) == ("x",)
+    assert decoder.unstored_fields([json.dumps({"op": "c", "after": {"op": 1}}).encode()], ()) == ()
+
+
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abAB"), inner, max_size=3),

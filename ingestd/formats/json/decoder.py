@@ -43,7 +43,6 @@ from ingestd.formats.json.tape import Mask
 from ingestd.formats.json.tape_reader import TapeReader
 from ingestd.formats.record_decoder import MixedTimestamps, NotColumnar, RecordDecoder, RejectReasons, Tombstones
 from ingestd.formats.row_batches import Row, TimestampUnits, array_of, batch_of, has_timestamp
-from ingestd.formats.unmatched import own_columns
 from ingestd.schema import Column, HiveType
 
 
@@ -57,9 +56,8 @@ class JsonDecoder(RecordDecoder):
 
     def __init__(self, columns: Sequence[Column], layout: Layout = PLAIN, *, tombstones: Tombstones = "stop") -> None:
         super().__init__(columns, tombstones=tombstones)
-        self._rejects_unmatched = layout.rejects_unmatched
+        self._layout = layout
         self._is_plain = replace(layout, rejects_unmatched=False) == PLAIN
-        self._is_event = layout.envelope == "debezium"
         self._arrow = ArrowReader(columns, layout.matching(columns))
         self._tape = TapeReader(columns, layout)
         self._records = RecordReader(columns, layout)
@@ -109,15 +107,14 @@ class JsonDecoder(RecordDecoder):
 
     def unstored_fields(self, values: Sequence[bytes], others: Collection[str]) -> tuple[str, ...]:
         """See `RecordDecoder`."""
-        return inference.unstored_fields(self._fields(values), self.columns, others)
+        return inference.unstored_fields(self._fields(values), self._layout.stored_type(self.columns), others)
 
     def _fields(self, values: Sequence[bytes]) -> HiveType:
-        """Return the fields of all records, except those that are rejects because their rows have no column."""
-        rows = list(self._tape.rows(values))
-        if not self._rejects_unmatched:
-            return inference.fields_of(rows, None)
-        names = [column.name for column in self.columns]
-        return inference.fields_of(rows, names, names if self._is_event else own_columns(names))
+        """Return the fields of all rows, except those that are rejects because they have no member of a column."""
+        members = self._layout.stored_members(self.columns)
+        is_any_row = not self._layout.rejects_unmatched or "" in members
+        own = self._layout.own_members(self.columns)
+        return inference.fields_of(list(self._tape.rows(values)), None if is_any_row else members, own)
 
     def _by_arrow(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, RejectReasons]:
         """Decode the records with Arrow, and those that are undecided one by one. Raises as `ArrowReader.read`.

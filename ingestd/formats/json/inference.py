@@ -57,7 +57,7 @@ def fields_of(rows: Sequence[Rows], columns: Collection[str] | None, own: Collec
 
     The type of values that are all null is `void`, and objects without fields are a struct without any. Objects with
     too many different names are a map. If `columns` is given, rows without any of these fields are ignored, and
-    envelopes without any field of `own`, which are the columns that do not describe an envelope (`own_columns`).
+    envelopes without any field of `own`, which are those of them that do not describe an envelope.
     """
     table = None if columns is None else (columns, own)
     return reduce(joined, (_object(part.tape, part.tokens, part.depth, table) for part in rows), HiveType("struct"))
@@ -79,13 +79,12 @@ def needed(fields: HiveType, columns: Sequence[Column], others: Collection[str])
     return tuple(found)
 
 
-def unstored_fields(fields: HiveType, columns: Sequence[Column], others: Collection[str]) -> tuple[str, ...]:
-    """Return the fields that no column stores, in the form `who.zip` if they are inside of a struct.
+def unstored_fields(fields: HiveType, stored: HiveType, others: Collection[str]) -> tuple[str, ...]:
+    """Return the fields that are not in the type `stored`, in the form `who.zip` if they are inside of a struct.
 
     Too many of them are `*`.
     """
-    row = HiveType("struct", children=tuple(c.type for c in columns), names=tuple(c.name for c in columns))
-    return tuple(name for name in dict.fromkeys(_unstored(fields, row, "")) if name not in others)
+    return tuple(name for name in dict.fromkeys(_unstored(fields, stored, "")) if name not in others)
 
 
 def _unstored(found: HiveType, stored: HiveType, place: str) -> Iterator[str]:

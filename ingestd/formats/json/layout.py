@@ -12,13 +12,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 
 from ingestd.formats.decoder import RejectError
 from ingestd.formats.json.envelope import AFTER, INSERTS, Envelope
 from ingestd.formats.json.timestamp_formats import DEFAULT_FORMATS
 from ingestd.formats.json.types import shown
 from ingestd.formats.unmatched import own_columns
-from ingestd.schema import Column
+from ingestd.schema import Column, HiveType
 
 Step = str | int  # the name of a member in lower case, or the index of an element
 Path = tuple[Step, ...]
@@ -94,17 +95,37 @@ class Layout:
         """Return the indexes of the columns that each unmatched record lacks; none if no record is unmatched.
 
         Other records can lack them as well (`unmatched_fields`). A column at a path of a change event is not one of
-        them, because it can have a value whatever the row in the event is, nor is one that describes an envelope which
-        has not been unwrapped (`own_columns`).
+        them, because it can have a value whatever the row in the event is, nor is one that is not in `own_members`.
         """
         if not self.rejects_unmatched:
             return ()
-        is_event = self.envelope == "debezium"
-        if is_event:
-            return tuple(i for i, column in enumerate(columns) if column.name not in self.paths)
-        firsts = [str((*self.paths.get(column.name, (column.name,)), "")[0]) for column in columns]
-        own = firsts if "" in firsts else own_columns(firsts)
-        return tuple(i for i, first in enumerate(firsts) if first in own)
+        own = self.own_members(columns)
+        return tuple(i for i, member in enumerate(self._members(columns)) if member in own)
+
+    def stored_members(self, columns: Sequence[Column]) -> list[str]:
+        """Return the members of a row, in lower case, in or inside of which columns are; `''` is the whole row."""
+        return [member for member in self._members(columns) if member is not None]
+
+    def own_members(self, columns: Sequence[Column]) -> list[str]:
+        """Return those of the `stored_members` which show that a row belongs to the table.
+
+        Members that describe an envelope which has not been unwrapped do not (`own_columns`).
+        """
+        members = self.stored_members(columns)
+        return members if self.envelope == "debezium" or "" in members else own_columns(members)
+
+    def _members(self, columns: Sequence[Column]) -> list[str | None]:
+        """Return the member of the row for each column; None for a column at a path of a change event."""
+        if self.envelope == "debezium":
+            return [None if column.name in self.paths else column.name for column in columns]
+        return [str((*self.paths.get(column.name, (column.name,)), "")[0]) for column in columns]
+
+    def stored_type(self, columns: Sequence[Column]) -> HiveType:
+        """Return the type of a row with nothing but the values of columns, at their places; for fields without one."""
+        place = self.tree(columns)
+        if self.envelope == "debezium" and not place.columns:
+            place = place.members.get(AFTER, _place("", 0, ()))
+        return _stored_type(place, columns)
 
     def unmatched_fields(self, place: Place, event: Mapping[str, object], row_of_event: str) -> list[str]:
         """Return the fields of the row of an event without a column, if it has fields and none for any column; else [].
@@ -149,6 +170,18 @@ def _unmatched(place: Place, value: object, prefix: str) -> list[str] | None:
             return None
         found += fields
     return found
+
+
+def _stored_type(place: Place, columns: Sequence[Column]) -> HiveType:
+    """Return the type of the value at a place, with all that columns store of it."""
+    types = [columns[index].type for index in place.columns]
+    if place.members or not (types or place.elements):
+        children = tuple(_stored_type(inner, columns) for inner in place.members.values())
+        types.append(HiveType("struct", children=children, names=tuple(place.members)))
+    if place.elements:
+        items = [_stored_type(inner, columns) for inner in place.elements.values()]
+        types.append(HiveType("array", children=(reduce(HiveType.extended, items),)))
+    return next((kind for kind in types if kind.kind == "string"), reduce(HiveType.extended, types))
 
 
 def _place(text: str, depth: int, paths: Sequence[_Target]) -> Place:
