@@ -1,8 +1,9 @@
 """Makes directory trees equal to others: copies the files that differ, and then removes what is gone.
 
 Invariant: nothing is removed before everything was copied, except what is in the way of a copy. Nothing is removed if a
-source does not exist; in an object store, every directory exists. A file of the target is kept only if it has the
-source's length, and a record says that it was copied from this version of the source.
+source does not exist. In an object store, a directory exists if there is an object below it, or the one that Hadoop
+creates for an empty directory. A file of the target is kept only if it has the source's length, and a record says that
+it was copied from this version of the source.
 
 The record is a hidden file of the target, so it disappears with it. Times of source and target are never compared,
 because their clocks differ. Files whose names begin with `_` or `.` are neither copied nor removed: Hive ignores them.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -28,6 +30,8 @@ from ingestd.storage.contract import Entry, NotFound, PermissionDenied, Storage,
 from ingestd.storage.parallel import run_all
 from ingestd.storage.storages import Storages
 from ingestd.storage.stream import BytesStream
+
+_log = logging.getLogger(__name__)
 
 _RECORD = ".ingestd-mirror"
 _COMPRESSION = 6
@@ -112,6 +116,8 @@ class Mirrors:
         removed = run_all([partial(update.finish, lost) for update in found], _THREADS)
         missing = tuple(update.pair for update in updates if not update.source.exists)
         for pair in missing:
+            if trees[pair.target].files:
+                _log.warning("%s does not exist; the files in its copy %s are kept", pair.source, pair.target)
             self._storages.at(pair.target).make_directories(pair.target)
         copied = sum(done.file.length for done in result.copied)
         return MirrorResult(len(result.copied), copied, sum(removed), result.lost, missing)
@@ -163,9 +169,12 @@ def _list(storages: Storages, directories: Sequence[str]) -> list[list[Entry] | 
     """Return the visible entries of each directory; None for one that does not exist."""
 
     def entries(directory: str) -> list[Entry] | None:
+        storage = storages.at(directory)
         try:
-            found = storages.at(directory).entries(directory)
+            found = storage.entries(directory)
         except NotFound:
+            return None
+        if not found and not storage.exists(directory):  # an object store cannot tell the difference in a listing
             return None
         return [entry for entry in found if not is_hidden(entry.name)]
 

@@ -252,7 +252,7 @@ class Storage(Protocol):
         ...
 
     def exists(self, directory: str) -> bool:
-        """Return whether a directory exists; in an object store, whether it contains a file."""
+        """Return whether a directory exists; in an object store, whether it contains a file or has been marked."""
         ...
 
     def read(self, file: str) -> bytes:

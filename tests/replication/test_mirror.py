@@ -91,6 +91,25 @@ def test_mirror_when_the_source_is_missing_then_the_target_is_created_and_nothin
     assert _tree(local_root, pair.target) == {"file": b"kept"}
 
 
+def test_mirror_when_the_source_disappears_or_is_emptied_then_only_an_empty_directory_empties_the_target(
+    root: Root, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage, pair = root.storages.at(root.uri), Mirror(child(root.uri, "gone"), child(root.uri, "kept"))
+    for path in ("gone/a", "gone/p=1/b"):
+        _put(root, path, b"content")
+    _update(root.storages, pair)
+    storage.remove(pair.source)
+    gone = _update(root.storages, pair)
+    assert (gone.missing, gone.removed) == ((pair,), 0)
+    assert _tree(root, pair.target) == {"a": b"content", "p=1/b": b"content"}
+    assert f"{pair.source} does not exist; the files in its copy {pair.target} are kept" in caplog.text
+
+    storage.location(root.uri).mark_directory("gone")
+    emptied = _update(root.storages, pair)
+    assert (emptied.missing, emptied.removed) == ((), 2)
+    assert _tree(root, pair.target) == {}
+
+
 def test_mirror_when_the_bucket_of_the_source_disappears_while_it_is_listed_then_nothing_is_removed(
     s3: Server, tmp_path: Path
 ) -> None:
