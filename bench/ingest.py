@@ -22,8 +22,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,7 @@ _LOCAL = "local[2]"
 _LOCAL_DATABASE = "on_disk"
 _STEPS_OF_COMMIT = ("locked", "registered", "placed", "announced", "counted", "committed")
 _ROWS_OF_COMMIT = 2_000
+_FEWEST_COMMITS = 2
 
 # Each lost or duplicate id of 0, 1, 2 … changes these values. Counting distinct ids would need too much memory.
 _FINGERPRINT = "count(*), min(id), max(id), sum(id), sum(pmod(id * 7919, 1000003))"
@@ -131,7 +134,7 @@ class Bench:
         for commit in commits:
             for step, ms in commit["ms"].items():
                 steps[step] = steps.get(step, 0) + ms
-        return Drain(seconds, _rate(commits), _warm_rate(commits), peak.bytes >> 20, steps, used)
+        return Drain(seconds, rate(commits), warm_rate(commits), peak.bytes >> 20, steps, used)
 
     def spark(self) -> dict[str, float]:
         """Drain the topic twice with Spark. Return the `cold` and the `warm` rate in records per second."""
@@ -253,20 +256,25 @@ def _cpu_seconds_of_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _warm_rate(commits: list[dict[str, Any]]) -> float:
-    """Return the records per second after the commit that completes the first half of the records."""
-    done, half = 0, sum(c["rows"] for c in commits) / 2
-    for number, commit in enumerate(commits):
-        done += commit["rows"]
-        if done >= half:
-            return _rate(commits[number:])
-    return 0.0
+def rate(commits: Sequence[dict[str, Any]]) -> float:
+    """Return the records per second after the first commit, which includes the start of the daemon.
 
-
-def _rate(commits: list[dict[str, Any]]) -> float:
-    """Return the records per second after the first commit, which includes the start of the daemon."""
+    Raises ValueError if no other commit follows.
+    """
+    if len(commits) < _FEWEST_COMMITS:
+        raise ValueError("the records were stored by one commit, so no rate can be computed; raise --records")
     times = [datetime.fromisoformat(c["timestamp"].replace("Z", "+00:00")).timestamp() for c in commits]
-    return float(sum(c["rows"] for c in commits[1:]) / (times[-1] - times[0])) if len(commits) > 1 else 0.0
+    return float(sum(c["rows"] for c in commits[1:]) / (times[-1] - times[0]))
+
+
+def warm_rate(commits: Sequence[dict[str, Any]]) -> float:
+    """Return the records per second after the commit that completes the first half of the records.
+
+    If only the last commit does, it is the rate of that commit. Raises ValueError as `rate` does.
+    """
+    half = sum(c["rows"] for c in commits) / 2
+    before = sum(done < half for done in accumulate(c["rows"] for c in commits))
+    return rate(commits[min(before, max(0, len(commits) - _FEWEST_COMMITS)) :])
 
 
 def main() -> None:
