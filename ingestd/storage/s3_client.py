@@ -1,6 +1,7 @@
 """Creates clients of boto3, and translates their errors; the only module that imports boto3.
 
-Invariant: a request and its repetitions end within a limited time, even if the server sends its answer byte by byte.
+Invariant: a request and its repetitions end within a limited time, even if the server sends its answer byte by byte. So
+does the creation of a client, for which botocore asks the machine or a program for credentials.
 Every request that this package sends may be repeated, because it stores the same bytes under the same key, or removes
 something. One that is overdue goes on in its thread; the server may also execute any other late (`s3.py`).
 """
@@ -53,6 +54,9 @@ _lock = threading.Lock()
 _limit = TimeLimit(_MOST_OVERDUE)
 
 _LOGIN_HINT = "check the keys or the role in `storage.s3`, the fs.s3a properties or the environment"
+_NO_LOGIN_HINT = (
+    "check the metadata service of the machine, or credential_process of the AWS profile, or set keys in `storage.s3`"
+)
 _EXPIRED_HINT = "provide new temporary keys; roles and web identities renew theirs"
 _SERVER_HINT = "check the server; the request is repeated"
 _SLOW_HINT = (
@@ -193,14 +197,18 @@ def _check_answer(http_response: Any, parsed: Mapping[str, Any], model: Any, **_
 def connect(settings: S3Settings) -> Any:
     """Return a client of boto3, which is thread-safe; clients of equal settings are shared.
 
-    Nothing is sent yet. Raises StorageUnavailable for settings that botocore rejects, and for an unusable CA file, and
-    ConfigError for an endpoint with a password.
+    Nothing is sent to S3 yet. Raises StorageUnavailable for settings that botocore rejects, if no credentials are
+    obtained in time, and for an unusable CA file, and ConfigError for an endpoint with a password.
     """
     if settings.ca_file:
         _check_ca_file(settings.ca_file)  # a request would not name the file
-    with _lock, errors(settings.endpoint or "S3"):
+    where = settings.endpoint or "S3"
+    with errors(where):
         try:
-            return _client(settings)
+            return _shared_client(settings, _SLOWNESS * settings.timeout_seconds)
+        except TimeoutError as error:
+            what = "no credentials were obtained within the time limit"
+            raise NoAnswer(what, where=where, hint=_NO_LOGIN_HINT) from error
         except ValueError as error:  # an invalid URL
             if "@" in str(error):  # it may contain a password; the other sources of endpoints have been checked
                 raise ConfigError(
@@ -209,6 +217,16 @@ def connect(settings: S3Settings) -> Any:
                     hint="remove user and password; they are not used for requests to S3",
                 ) from None
             raise StorageUnavailable(str(error), where="storage.s3", hint="correct the configuration") from error
+
+
+def _shared_client(settings: S3Settings, seconds: float) -> Any:
+    """Return the client of the settings; only one is created at a time. Raises TimeoutError."""
+    if not _lock.acquire(timeout=seconds):
+        raise TimeoutError
+    try:
+        return _limit.run(partial(_client, settings), seconds)
+    finally:
+        _lock.release()
 
 
 def _check_ca_file(file: Path) -> None:

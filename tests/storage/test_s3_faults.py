@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import traceback
@@ -23,6 +24,7 @@ from tests.support.patience import LIMIT
 from tests.support.s3 import BUCKET, Server, moto, versitygw
 from tests.support.s3_proxy import Answer, S3Proxy, s3_proxy
 from tests.support.s3_role import role_server
+from tests.support.stack import eventually
 
 TABLE = f"s3a://{BUCKET}/wh/t"
 
@@ -408,10 +410,40 @@ def test_s3_when_a_virtual_machine_has_a_role_then_requests_are_signed_with_its_
         assert proxy.logins["PUT"] in role.given
 
 
-def _storage_without_keys(proxy: S3Proxy) -> S3Storage:
+def test_s3_when_the_program_that_returns_keys_does_not_end_then_calls_fail_and_work_once_it_does(
+    proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _without_login(monkeypatch)
+    gate, keys, profile = (tmp_path / name for name in ("gate", "keys.json", "config"))
+    os.mkfifo(gate)
+    keys.write_text(json.dumps({"Version": 1, "AccessKeyId": "late", "SecretAccessKey": "secret"}))
+    profile.write_text(f"[default]\ncredential_process = cat {gate} {keys}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(profile))
+    storage = _storage_without_keys(proxy, 0.2)
+    with ThreadPoolExecutor(2) as pool:  # one of them waits for the other
+        calls = [pool.submit(storage.write, f"{TABLE}/f", b"1") for _ in range(2)]
+    for call in calls:
+        with pytest.raises(NoAnswer, match=r"no credentials were obtained within the time limit.*credential_process"):
+            call.result()
+    with gate.open("w"):
+        gate.unlink()
+        gate.touch()
+    eventually("the keys", lambda: _is_written(storage))
+    assert proxy.logins["PUT"][0] == "late"
+
+
+def _is_written(storage: S3Storage) -> bool:
+    try:
+        storage.write(f"{TABLE}/f", b"1")
+    except NoAnswer:  # a busy machine starts no program within the time limit
+        return False
+    return True
+
+
+def _storage_without_keys(proxy: S3Proxy, timeout: float = 8.0) -> S3Storage:
     """Return a bucket for which botocore has to find the keys."""
     options = S3Options(endpoint=proxy.endpoint, region="us-east-1")
-    return S3Storage(BUCKET, StorageOptions(timeout=8.0, s3=options))
+    return S3Storage(BUCKET, StorageOptions(timeout=timeout, s3=options))
 
 
 def _without_login(monkeypatch: pytest.MonkeyPatch) -> None:
