@@ -110,8 +110,9 @@ def test_mirror_when_the_source_disappears_or_is_emptied_then_only_an_empty_dire
     assert _tree(root, pair.target) == {}
 
 
-def test_mirror_when_the_bucket_of_the_source_disappears_while_it_is_listed_then_nothing_is_removed(
-    s3: Server, tmp_path: Path
+@pytest.mark.parametrize("is_bucket_removed", [True, False])
+def test_mirror_when_the_source_in_s3_disappears_while_it_is_listed_then_nothing_is_removed(
+    s3: Server, tmp_path: Path, *, is_bucket_removed: bool
 ) -> None:
     s3.create_bucket("source")
     with s3_proxy(s3.port) as proxy, ThreadPoolExecutor(1) as pool:
@@ -124,7 +125,8 @@ def test_mirror_when_the_bucket_of_the_source_disappears_while_it_is_listed_then
         update = pool.submit(_update, storages, pair)
         assert proxy.held.acquire(timeout=LIMIT)
         s3.client().delete_object(Bucket="source", Key="t/p=1/file")
-        s3.client().delete_bucket(Bucket="source")
+        if is_bucket_removed:
+            s3.client().delete_bucket(Bucket="source")
         proxy.release("LIST")
         assert update.result().missing == (pair,)
         assert _tree(target, pair.target) == {"p=1/file": b"kept"}
