@@ -81,6 +81,7 @@ TABLE = {
     "ingest.control.RequestFailed": (False, 69),
     "ingest.evolution.ColumnsNeeded": (True, 1),
     "ingest.stage.RowsScattered": (True, 1),
+    "ingest.stage.TransactionTooLarge": (True, 1),
     "ingest.ownership.OwnerAlive": (False, 69),
     "ingest.positions.InvalidPosition": (False, 65),
     "ingest.preview.NothingToPreview": (False, 65),

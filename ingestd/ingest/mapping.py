@@ -35,6 +35,7 @@ from ingestd.ingest.plan import Planner, first_position
 from ingestd.ingest.recovery import Recovery
 from ingestd.ingest.requests import Requests
 from ingestd.ingest.services import Handles, Services
+from ingestd.ingest.stage import TransactionTooLarge
 from ingestd.ingest.stage_jobs import StageJobs
 from ingestd.ingest.target import partitioning_of
 from ingestd.ingest.workers import Worker
@@ -164,6 +165,9 @@ class MappingLoop:
                 if self._drain and self._until is None:
                     self._until = await self._worker.call(self._find_goal)
                 await self._work(ledger)
+        except TransactionTooLarge as error:
+            self._planner.learn_size(error.records, error.bytes)
+            raise
         except (WorkerLost, JobTimeout) as error:
             await self._count_failed_stage(error)
             raise

@@ -38,6 +38,9 @@ _STAGES_AHEAD = 2
 _SMALL_STAGES_AHEAD = 1
 # The minimum number of offsets per task. Smaller tasks would cost more time and files than they save.
 _OFFSETS_PER_TASK = 25_000
+# The bytes that a task may read, in multiples of `commit.bytes`: the sizes of records vary, and repeating a stage costs
+# more than a transaction that is a little larger than planned.
+_MAX_SIZE = 2
 
 
 class Pipeline:
@@ -138,7 +141,7 @@ class Pipeline:
         """Stage the ranges of a transaction in one Spark job, and return the transaction with the output of the stage.
 
         Afterwards, checks that no topic was recreated in the meantime. Raises RangeLost, RecordError,
-        TooManyPartitions, TransactionAborted, JobFailed, or an Unavailable error.
+        TooManyPartitions, TransactionTooLarge, TransactionAborted, JobFailed, or an Unavailable error.
         """
         self._check_needed()
         if not pending.plan.ranges:
@@ -217,6 +220,7 @@ class Pipeline:
                 tasks=len(shares),
                 staging=pending.target.staging.uri,
                 max_partitions=self._options.commit.partitions,
+                max_bytes=_MAX_SIZE * self._options.commit.bytes,
             )
             for number, share in enumerate(shares)
         ]

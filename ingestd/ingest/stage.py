@@ -53,7 +53,8 @@ class StageTask:
     the identities of the topics, and `staging` is the URI of the transaction's staging directory. `max_partitions`
     limits the number of partitions that the transaction may write, `max_rejects` the number of its rejects, and
     `offsets` is the number of offsets in the ranges of all its tasks. Rejects are written to `letters` if
-    `on_error` is `dead_letter`. The task ends with RowsScattered if it would write more than `max_files` files.
+    `on_error` is `dead_letter`. The task ends with RowsScattered if it would write more than `max_files` files, and
+    with TransactionTooLarge if it has read more than `max_bytes` of record values in a transaction of several offsets.
     `writers` distributes the rows (`exchange`); None means that each task writes the rows that it has decoded.
     """
 
@@ -76,7 +77,25 @@ class StageTask:
     staging: str
     max_partitions: int
     max_files: int | None = None
+    max_bytes: int | None = None
     writers: Writers | None = None
+
+
+class TransactionTooLarge(TransactionError):
+    """The records of a transaction are much larger than planned; it is planned again, with fewer of them.
+
+    The task that has noticed it had read `records` records with `bytes` bytes of values.
+    """
+
+    def __init__(self, records: int, size: int) -> None:
+        super().__init__(
+            f"{records:,} records have {size:,} bytes, more than twice commit.bytes: they were larger than expected",
+            hint="no action is needed: the next transaction has fewer records",
+        )
+        self.records, self.bytes = records, size
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return TransactionTooLarge, (self.records, self.bytes)
 
 
 class RowsScattered(TransactionError):
@@ -238,6 +257,9 @@ class _Source:
             on_unreadable=self._reject if task.on_unreadable == "reject" else stop_before,
         )
         for batch in batches:
+            self._records, self._size = self._records + len(batch.values), self._size + batch.size
+            if task.max_bytes is not None and self._size > task.max_bytes and task.offsets > 1:
+                raise TransactionTooLarge(self._records, self._size)
             decoded = decoder.decode(batch)
             try:
                 require_columns(task.evolution, decoder, task.shape, batch)
@@ -245,7 +267,6 @@ class _Source:
                 needed = error
             if needed is not None:  # the other batches may need more columns, or other types
                 continue
-            self._records, self._size = self._records + len(batch.values), self._size + batch.size
             self._skipped, self._rows = self._skipped + decoded.skipped, self._rows + decoded.rows
             _stop_at_rejects(task, batch, decoded)
             self._count(Rejects.of(batch, decoded.rejects))

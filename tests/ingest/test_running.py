@@ -64,8 +64,12 @@ def test_commit_when_rows_bytes_or_interval_is_reached_then_happens_and_a_restar
     eventually("a commit by time", lambda: sum(c["rows"] for c in _commits(daemon, time)) == 10)
     _stop(daemon)
     _produce(stack, rows, range(250, 260))
-    stack.drain(config)
-    for mapping, count in ((rows, 260), (size, 800), (time, 10)):
+    _produce(stack, size, range(800, 820), 20 * KIB)
+    drained = stack.drain(config)
+    # A daemon that has not read records yet plans as many small ones.
+    assert {e["mapping"] for e in drained.events("waiting") if e["reason"] == "TransactionTooLarge"} == {size["name"]}
+    assert all(c["bytes"] <= 64 * 1024 for c in _commits(drained, size))
+    for mapping, count in ((rows, 260), (size, 820), (time, 10)):
         assert stack.ids(mapping["topics"][0]) == list(range(count))
 
 
