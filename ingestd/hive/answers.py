@@ -38,8 +38,10 @@ _VALUE = (
     r"|but metastore is returning a partition with name"
 )
 _OF_VALUE = re.compile(_VALUE)
+# The answer to get_partitions_by_names_req while a partition is being dropped. Afterwards, the call leaves it out.
+_HALF_DROPPED = r"Invalid partition key & values; keys \[[^]]*\], values \[\]"
 _FINAL = re.compile(
-    f"{_VALUE}|Invalid partition key|InvalidObjectException|StackOverflowError"
+    f"{_VALUE}|(?!{_HALF_DROPPED})Invalid partition key|InvalidObjectException|StackOverflowError"
     r"|Cannot convert \S+ to transactional table|Unexpected data file name format"
 )
 _TRANSIENT = re.compile(
@@ -61,6 +63,7 @@ _TRANSIENT = re.compile(
     # A full or read-only file system
     r"|no space|quota|read-only file system|RemoteException.*(?:Replicat|LeaseExpired)"
     # A defect or a race inside of the metastore, which says nothing about the request
+    rf"|{_HALF_DROPPED}"
     r"|NullPointerException|ConcurrentModification|IllegalStateException|IndexOutOfBounds",
     re.IGNORECASE | re.DOTALL,
 )
@@ -134,7 +137,8 @@ def is_of_value(error: IngestdError) -> bool:
 def is_internal(error: TException) -> bool:
     """Return whether the metastore failed to execute the call, for example because its database was busy."""
     internal = isinstance(error, TApplicationException) and error.type == TApplicationException.INTERNAL_ERROR
-    return internal and not _FINAL.search(str(error))
+    text = _text(error)
+    return (internal or re.search(_HALF_DROPPED, text) is not None) and not _FINAL.search(text)
 
 
 def translated(method: str, arguments: Sequence[Any], error: TException, *, where: str, user: str) -> IngestdError:

@@ -48,6 +48,7 @@ _TRANSIENT = (
     "org.apache.thrift.transport.TTransportException: java.net.SocketException: Broken pipe",
     "java.lang.NullPointerException",
     "java.lang.OutOfMemoryError: unable to create native thread",
+    "Invalid partition key & values; keys [day, ], values []",
     # It says that access was denied, but to the metastore, by its database.
     "java.sql.SQLException: Access denied for user 'hive'@'10.0.0.1' (using password: YES)",
 )  # fmt: skip
@@ -107,7 +108,7 @@ def test_answer_when_the_request_can_never_succeed_then_it_is_not_repeated() -> 
     for text in (
         value,
         "Data truncation: Data too long for column 'PART_NAME'",
-        "Invalid partition key & values; keys",
+        "Invalid partition key & values; keys [day, ], values [a, b, ]",
         "java.lang.IllegalStateException: Unexpected data file name format.  Cannot convert a.t to transactional table",
     ):
         error = _error(text)
