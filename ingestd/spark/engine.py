@@ -2,6 +2,7 @@
 
 Invariant: jobs of different mappings share the cores fairly, and one can be cancelled without affecting the others. No
 call blocks forever: a JVM that ends or hangs is killed (see `driver`), and a job that exceeds its limit is cancelled.
+If the job does not end, the JVM is killed too, because a lack of memory may have ended a thread of Spark.
 """
 
 from __future__ import annotations
@@ -58,12 +59,14 @@ _COUNTED_BYTES = 256 << 10
 class EngineLimits:
     """Time limits in seconds: for a job, for an answer of the JVM, and for an orderly stop of Spark.
 
-    `executor_seconds` limits the time that a job waits while there is no executor.
+    `executor_seconds` limits the time that a job waits while there is no executor, and `cancel_seconds` the time in
+    which a job ends that is cancelled.
     """
 
     job_seconds: float = SparkOptions().stage_timeout
     executor_seconds: float = SparkOptions().executor_timeout
     silence_seconds: float = SparkOptions().answer_timeout
+    cancel_seconds: float = 60.0
     stop_seconds: float = 10.0
 
 
@@ -82,7 +85,8 @@ class JobGroup:
 class _Job:
     """A running job, its number of tasks, and why it must be cancelled.
 
-    `age` is in seconds, as are its limit `seconds` and `starving`, the time for which there has been no executor.
+    `age` is in seconds, as are its limit `seconds`, `starving`, the time for which there has been no executor, and
+    `ending`, the time since it was cancelled.
     """
 
     group: JobGroup
@@ -90,9 +94,15 @@ class _Job:
     seconds: float
     age: float = 0.0
     starving: float = 0.0
+    ending: float = 0.0
     is_overdue: bool = False
     is_starved: bool = False
     is_cancelled: bool = False
+
+    @property
+    def must_end(self) -> bool:
+        """Whether the job must be cancelled."""
+        return self.is_cancelled or self.is_overdue or self.is_starved
 
 
 class Engine:
@@ -106,7 +116,8 @@ class Engine:
         self._stopped = threading.Event()
         self._started_driver: Driver | None = None
         self._known_queries: Queries | None = None
-        threading.Thread(target=self._cancel_jobs, name="spark-cancel", daemon=True).start()
+        for work in (self._watch_jobs, self._cancel_jobs):
+            threading.Thread(target=work, name=f"spark{work.__name__}", daemon=True).start()
 
     @property
     def has_started(self) -> bool:
@@ -305,8 +316,17 @@ class Engine:
             with self._guard:
                 self._jobs.remove(job)
 
+    def _watch_jobs(self) -> None:
+        """Find the jobs that must be cancelled, and kill the JVM if one does not end. Calls the JVM only to kill it."""
+        with suppress(EngineLost):  # `lost` reports it
+            driver = self._driver()
+            while not pause(_CHECK_SECONDS, self._stopped):
+                if self._tick():
+                    driver.kill(f"a job has not ended {self._limits.cancel_seconds:.0f} s after it was cancelled")
+                    return
+
     def _cancel_jobs(self) -> None:
-        """Cancel jobs on request or when they exceed their limit, repeatedly until they end.
+        """Cancel jobs repeatedly until they end.
 
         Spark ignores the cancellation of a job that it has not started yet, so one request may not be enough.
         """
@@ -315,11 +335,13 @@ class Engine:
             self._driver()
             context = self._session.context()
             while not pause(_CHECK_SECONDS, self._stopped):
-                for group in self._groups_to_cancel():
+                with self._guard:
+                    groups = {job.group for job in self._jobs if job.must_end}
+                for group in groups:
                     context.cancelJobGroup(str(group))
 
-    def _groups_to_cancel(self) -> set[JobGroup]:
-        """Add a tick to the age of each job, and return the groups that are overdue, starved or cancelled."""
+    def _tick(self) -> bool:
+        """Add a tick to the age of each job, note which must end, and return whether one has not ended in time."""
         has_executors = self.slots > 0
         with self._guard:
             for job in self._jobs:
@@ -331,7 +353,8 @@ class Engine:
                 # The transactions of a group commit in order, so the result of a job after a failed one is useless.
                 job.is_overdue |= job.group in overdue
                 job.is_starved |= job.group in starved
-            return {job.group for job in self._jobs if job.is_cancelled or job.is_overdue or job.is_starved}
+                job.ending += _CHECK_SECONDS if job.must_end else 0.0
+            return any(job.ending > self._limits.cancel_seconds for job in self._jobs)
 
     def _translated(self, error: Exception, job: _Job) -> IngestdError:
         where = f"Spark job of {job.group.name}"

@@ -11,17 +11,18 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pyarrow as pa
 import pytest
-from pyspark import TaskContext
+from pyspark import SparkContext, TaskContext
 
 from ingestd.clock import now
 from ingestd.errors import ConfigError
 from ingestd.formats.row_batches import arrow_of
 from ingestd.schema import Column, HiveType
-from ingestd.spark.engine import Engine, JobGroup
+from ingestd.spark.engine import Engine, EngineLimits, JobGroup
 from ingestd.spark.errors import JobFailed, QueryFailed, WorkerLost
 from ingestd.spark.queries import require_version
 from ingestd.spark.query import Batches, Query
@@ -286,20 +287,35 @@ def _attempt() -> int:
     return context.attemptNumber()
 
 
-def run_with_retries() -> None:
-    """Run a query whose tasks are killed once, with a session that retries them, and print the results."""
-    engine = Engine(Session("local[2,3]", {}))
+def run_in_own_session() -> None:
+    """Run a query whose tasks are killed once, with a session that retries them, and print the results.
+
+    Then stop a thread of Spark without which no job ends, cancel a job, and print its error.
+    """
+    engine = Engine(Session("local[2,3]", {}), EngineLimits(cancel_seconds=1.0))
+    group = JobGroup("query")
     try:
-        done = engine.query(JobGroup("query"), Query(COLUMNS), partial(_end_at_first, 10), _write_at_second, [1, 2, 3])
+        done = engine.query(group, Query(COLUMNS), partial(_end_at_first, 10), _write_at_second, [1, 2, 3])
         sys.stdout.write(f"{json.dumps(done)}\n")
+        spark: Any = SparkContext.getOrCreate()._jsc.sc()
+        spark.dagScheduler().eventProcessLoop().stop()
+        with ThreadPoolExecutor(1) as threads:
+            running = threads.submit(engine.run, group, str, [1])
+            eventually("the job", lambda: engine.is_busy)
+            engine.cancel(group)
+            sys.stdout.write(f"{running.exception(LIMIT)}\n")
     finally:
         engine.stop()
 
 
-def test_task_when_it_is_retried_then_its_result_and_its_report_are_those_of_the_last_attempt() -> None:
-    code = "from tests.spark.test_query import run_with_retries; run_with_retries()"
+def test_session_when_it_retries_tasks_then_the_last_attempt_counts_and_when_a_job_does_not_end_then_it_is_lost() -> (
+    None
+):
+    code = "from tests.spark.test_query import run_in_own_session; run_in_own_session()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=LIMIT)
-    assert json.loads(done.stdout.splitlines()[-1]) == [["read 1", [10, 0]], ["read 2", [10, 1]], ["read 3", [10, 1]]]
+    retried, error = done.stdout.splitlines()[-2:]
+    assert json.loads(retried) == [["read 1", [10, 0]], ["read 2", [10, 1]], ["read 3", [10, 1]]]
+    assert "a job has not ended 1 s after it was cancelled" in error
 
 
 def _report_process(_item: int, report: Callable[[int], None]) -> Batches:
