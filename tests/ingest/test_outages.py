@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
 
+from ingestd import java
 from ingestd.errors import BrokerUnavailable
+from ingestd.hive import transactions
 from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import open_transactions
 from ingestd.kafka.admin import Broker
-from ingestd.sandbox import Addresses, Sandbox, SandboxOptions
+from ingestd.sandbox import Addresses, Sandbox, SandboxOptions, jars
+from ingestd.sandbox.database import derby
+from ingestd.sandbox.ports import DERBY
+from ingestd.sandbox.state import Layout, load
 from tests.support.daemon import Daemon, Hold
 from tests.support.patience import LIMIT
 from tests.support.sandbox import running
@@ -170,6 +177,50 @@ def test_metastore_when_it_does_not_answer_a_commit_then_logged_and_every_id_arr
     finally:
         own.resume_service("metastore")
     assert [error for error in told() if "commit_txn" in error]
+    ingestion.assert_every_id_once()
+
+
+@contextmanager
+def _commits_refused(stack: Stack) -> Iterator[None]:
+    """Let the database of the metastore refuse the row that each commit to the table of the test inserts."""
+    rule = f"CONSTRAINT C_{stack.name}"
+    # The table contains a row of the transaction in which the start position was stored.
+    last = transactions.begin(stack.metastore, "tests").id
+    transactions.abort(stack.metastore, last)
+    _change_database(stack, f"ADD {rule} CHECK (CTC_TABLE <> '{stack.name}' OR CTC_TXNID < {last})")
+    try:
+        yield
+    finally:
+        _change_database(stack, f"DROP {rule}")
+
+
+def _change_database(stack: Stack, change: str) -> None:
+    """Alter the table of completed transactions with `ij`, whose exit code is 0 even after errors."""
+    folder = Path(stack.addresses.state_dir)
+    database = derby(Layout(folder).data, load(folder).ports[DERBY])
+    login = [f"-Dij.{key}={getattr(database, key)}" for key in ("user", "password")]
+    command = [str(java.find_java() / "bin" / "java"), *login, f"-Dij.database={database.other_process_url}"]
+    classes = ["-cp", f"{jars.folder()}/metastore/*", "org.apache.derby.tools.ij"]
+    statement = f"ALTER TABLE APP.COMPLETED_TXN_COMPONENTS {change};"
+    said = subprocess.run([*command, *classes], input=statement, capture_output=True, text=True, check=True).stdout
+    assert "ERROR" not in said, said
+
+
+def test_metastore_when_its_database_refuses_commits_then_logged_and_every_id_arrives_once(
+    stack: Stack, own: Sandbox
+) -> None:
+    stack.topic(2)
+    make_table(stack.metastore, _name(stack))
+    ingestion = _Ingestion(stack, stack.start(_config(stack)))
+    eventually("the mapping to be owned", lambda: ingestion.daemon.events("owner"))
+    with _commits_refused(stack):
+        ingestion.produced = ROWS
+        _produce(stack, range(ROWS))
+        ingestion.assert_waits("CommitRefused")
+        refused = [event for event in ingestion.daemon.events("waiting") if event["reason"] == "CommitRefused"]
+        assert refused[0]["mapping"] == stack.name
+        assert f"transaction {refused[0]['txn']}" in refused[0]["error"]
+        assert _ids(stack) == []
     ingestion.assert_every_id_once()
 
 
