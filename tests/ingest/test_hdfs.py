@@ -13,6 +13,7 @@ import pytest
 from hdfs_native import Client
 
 from ingestd.hive.tables import TableName, load_acid_table
+from ingestd.hive.transactions import open_transactions
 from ingestd.sandbox import DATANODE, NAMENODE, Addresses, Sandbox, SandboxOptions
 from ingestd.storage.contract import child
 from ingestd.storage.options import StorageOptions
@@ -156,3 +157,38 @@ def test_hdfs_when_it_fails_while_data_flows_then_the_daemon_waits_and_every_id_
     assert stack.count() == flow.sent
     assert table.staged() == []
     assert "Traceback" not in daemon.text()
+
+
+@pytest.mark.soak
+def test_hdfs_when_it_denies_a_permission_then_the_mapping_stops_and_without_space_it_waits(stack: Stack) -> None:
+    stack.topic(2)
+    table = Table(stack)
+    stack.produce({"id": n} for n in range(100))
+    refusals = {"refusals": {"retries": 2, "period": "300ms"}}
+    config = stack.config(refusals, storage={"hadoop_conf_dir": stack.addresses.hadoop_conf_dir})
+    with table.read_only():
+        daemon = stack.start_process(config, "--until-caught-up", HADOOP_USER_NAME=USER)
+        assert daemon.wait() == 77, daemon.text()[-3000:]
+    [failed] = daemon.events("failed")
+    assert failed["reason"] == "PermissionDenied"
+    assert f"user={USER}" in failed["error"]
+    assert stack.name in failed["error"]
+    assert len(daemon.events("waiting")) == 2
+    assert open_transactions(stack.metastore, f"ingestd/ingestd/{stack.name[-40:]}/") == []
+    assert table.staged() == []
+
+    daemon = stack.start_process(config, HADOOP_USER_NAME=USER)
+    for number, (inject, reason) in enumerate(((table.quota, "NoSpace"), (table.safe_mode, "StorageUnavailable")), 1):
+        wait_for_rows(daemon, stack.name, 100 * number)
+        waits = len(daemon.events("waiting"))
+        with inject():
+            stack.produce({"id": n} for n in range(100 * number, 100 * (number + 1)))
+            eventually(
+                "the daemon to wait more often than for a refusal",
+                lambda: len([e for e in daemon.events("waiting")[waits:] if e["reason"] == reason]) > 3,  # noqa: B023
+            )
+    wait_for_rows(daemon, stack.name, 300)
+    daemon.terminate()
+    assert daemon.wait() == 0, daemon.text()[-3000:]
+    assert stack.ids() == list(range(300))
+    assert table.staged() == []

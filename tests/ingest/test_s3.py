@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from ingestd.hive.transactions import open_transactions
 from ingestd.sandbox import Addresses, Sandbox, SandboxOptions
 from ingestd.sandbox.options import S3_SERVER
 from ingestd.storage.contract import child
@@ -66,11 +67,14 @@ def door(proxy: S3Proxy) -> Iterator[Proxy]:
         yield door
 
 
-def _through(stack: Stack, proxy: S3Proxy, door: Proxy | None = None, **sections: Any) -> Path:
+def _through(
+    stack: Stack, proxy: S3Proxy, door: Proxy | None = None, *, refusals: dict[str, Any] | None = None, **sections: Any
+) -> Path:
     """Write a configuration of a daemon that reaches the server through the proxy, and the proxy through the door."""
     s3 = {"endpoint": f"http://127.0.0.1:{door.port}" if door else proxy.endpoint}
     storage = {"hadoop_conf_dir": stack.addresses.hadoop_conf_dir, "timeout": "8s", "s3": s3}
-    return stack.config({"commit": {"rows": ROWS, "interval": "300ms"}}, storage=storage, **sections)
+    mapping = {"commit": {"rows": ROWS, "interval": "300ms"}} | ({"refusals": refusals} if refusals else {})
+    return stack.config(mapping, storage=storage, **sections)
 
 
 def _orders(first: int, last: int) -> list[dict[str, Any]]:
@@ -105,6 +109,29 @@ def test_check_when_the_bucket_is_read_only_then_names_the_request_to_write(stac
     assert said.returncode == 77
     assert "AccessDenied" in said.stdout
     assert "RequestOfTheRemoval" not in said.stdout
+
+
+def test_s3_when_it_denies_a_permission_then_the_mapping_stops_and_leaves_nothing_behind(
+    stack: Stack, proxy: S3Proxy
+) -> None:
+    stack.topic(1)
+    _table(stack, stack.name)
+    stack.produce(_orders(0, ROWS))
+    config = _through(stack, proxy, refusals={"retries": 2, "period": "300ms"})
+    for operation in ("PUT", "COPY"):  # while files are staged, and while they are published
+        proxy.refuse(operation, 403, "AccessDenied")
+        daemon = stack.drain(config, expect=77)
+        proxy.recover()
+        [failed] = daemon.events("failed")
+        assert failed["reason"] == "PermissionDenied"
+        assert "AccessDenied" in failed["error"]
+        assert f"/{stack.name}/" in failed["error"]
+        assert len(daemon.events("waiting")) == 2
+        assert open_transactions(stack.metastore, f"ingestd/ingestd/{stack.name[-40:]}/") == []
+        assert _left(stack, stack.name) == []
+        assert stack.ids() == []
+    stack.drain(config)
+    assert stack.ids() == list(range(ROWS))
 
 
 @pytest.mark.parametrize("operation", ["PUT", "COPY"])
