@@ -233,6 +233,8 @@ def _stagings(stack: Stack, table: str) -> list[Path]:
     return list((place / DAEMON).glob("*"))
 
 
+# After each of the others, the tables and what is staged are as after the step before; see `test_exactly_once.py`.
+_STEPS = [step for step in STEPS if step not in ("planned", "queued", "registered")]
 _SELECT = "SELECT id, big FROM records LATERAL VIEW explode(array(1, 2)) AS n"
 _TRANSFORM = {"columns": {"id": "int", "big": "bigint"}, "select": _SELECT}
 
@@ -255,11 +257,11 @@ def test_kill_after_each_step_when_restarted_then_each_row_and_each_dead_letter_
 ) -> None:
     """A process is killed in which a transaction of another mapping waits after each step; they share the letters.
 
-    With schema evolution, the first two steps are those of transactions that find the new column, the others those of
+    With schema evolution, the first step is that of a transaction that finds the new column, the others those of
     transactions that write it.
     """
-    config, names, letters = _prepare(stack, len(STEPS), columns=columns, **options)
-    killed, _ = stack.start_held(config, STEPS)
+    config, names, letters = _prepare(stack, len(_STEPS), columns=columns, **options)
+    killed, _ = stack.start_held(config, _STEPS)
     killed.kill()
     assert killed.wait() == -9, killed.text()
     assert len(_letters(stack, letters)) == 2 * 10  # the steps `committed` and `mirrored`
