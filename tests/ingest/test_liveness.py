@@ -119,6 +119,7 @@ def test_jvm_when_killed_then_leases_are_released_and_exit_is_70(stack: Stack) -
 def test_jvm_when_frozen_then_another_daemon_takes_over_or_a_second_sigterm_ends_it_and_exit_is_70(
     stack: Stack,
 ) -> None:
+    """Before that, the JVM of the first daemon answers late: it prints its threads, and the daemon continues."""
     watched, alone = _mapping(stack, "w"), _mapping(stack, "a")
     frozen, ended = (
         _start(stack, stack.config(mapping, spark={"master": "local[2]", "answer_timeout": limit}))
@@ -130,9 +131,13 @@ def test_jvm_when_frozen_then_another_daemon_takes_over_or_a_second_sigterm_ends
     other = stack.start(stack.config(watched))
     eventually("the other daemon to become standby", lambda: other.events("standby"))
     families = _family(frozen) + _family(ended)
-    for daemon, mapping in ((frozen, watched), (ended, alone)):
-        _jvm(daemon).suspend()
+    machine = _jvm(frozen)
+    for jvm, mapping in ((machine, watched), (_jvm(ended), alone)):
+        jvm.suspend()
         stack.produce(_ids(10, 20), mapping["topics"][0])
+    eventually("the JVM to be asked", lambda: signal.SIGQUIT in _pending(machine.pid))
+    machine.resume()
+    eventually("its threads", lambda: "Full thread dump" in frozen.text())
     # Two signals end the second daemon long before its JVM is considered lost.
     eventually("a stage", lambda: _is_staging(stack, alone))
     ended.terminate()
@@ -142,6 +147,9 @@ def test_jvm_when_frozen_then_another_daemon_takes_over_or_a_second_sigterm_ends
     assert _holders(stack, alone["name"]) == []
     assert not _has_open(stack, alone["name"])
     # The first daemon ends by itself.
+    _committed(frozen, watched["name"], 20)
+    machine.suspend()
+    stack.produce(_ids(20, 30), watched["topics"][0])
     eventually("the other daemon to take over", lambda: other.events("owner"))
     assert frozen.wait() == 70, frozen.text()[-3000:]
     assert "has not answered for 20 s" in frozen.events("engine_lost")[0]["error"]
@@ -149,24 +157,8 @@ def test_jvm_when_frozen_then_another_daemon_takes_over_or_a_second_sigterm_ends
     _assert_nothing_left(stack, families)
     _committed(other, watched["name"], 10)
     stack.drain(stack.config(alone))
-    for mapping in (watched, alone):
-        assert stack.ids(mapping["topics"][0]) == list(range(20))
-
-
-def test_jvm_when_it_answers_late_then_it_prints_its_threads_and_continues(stack: Stack) -> None:
-    mapping = _mapping(stack, "l")
-    daemon = _start(stack, stack.config(mapping, spark={"master": "local[2]", "answer_timeout": "20s"}))
-    stack.produce(_ids(0, 10), mapping["topics"][0])
-    _committed(daemon, mapping["name"], 10)
-    machine = _jvm(daemon)
-    machine.suspend()
-    eventually("the JVM to be asked", lambda: signal.SIGQUIT in _pending(machine.pid))
-    machine.resume()
-    eventually("its threads", lambda: "Full thread dump" in daemon.text())
-    stack.produce(_ids(10, 20), mapping["topics"][0])
-    _committed(daemon, mapping["name"], 20)
-    daemon.terminate()
-    assert daemon.wait() == 0, daemon.text()[-3000:]
+    assert stack.ids(watched["topics"][0]) == list(range(30))
+    assert stack.ids(alone["topics"][0]) == list(range(20))
 
 
 def _pending(process: int) -> set[int]:
