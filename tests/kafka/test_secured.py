@@ -194,27 +194,31 @@ def test_password_when_it_is_changed_while_the_mapping_runs_then_waits_and_later
     assert visible_ids(stack.metastore, name) == [1, 2]
 
 
-@pytest.mark.parametrize("operation", ["READ", "DESCRIBE"])
 def test_permission_when_it_is_revoked_while_the_mapping_runs_then_it_is_named_and_the_mapping_stops(
-    stack: Stack, kafka: SecuredKafka, operation: str
+    stack: Stack, kafka: SecuredKafka
 ) -> None:
-    user = topic = f"until-{operation.lower()}"
-    kafka.set_password(user, PASSWORD)
-    kafka.allow(user, "TOPIC", topic, "READ")
-    kafka.create(topic)
-    mapping = _mapping(stack, "revoked", kafka.login(user, PASSWORD, **_SHORT), topic)
-    mapping["refusals"] = {"retries": 2, "period": "300ms"}
-    daemon = stack.start(stack.config(mapping))
-    _send(kafka, topic, 1)
-    wait_for_rows(daemon, mapping["name"], 1)
-    kafka.deny(user, "TOPIC", topic, operation)
-    _send(kafka, topic, 2)
+    mappings = {}
+    for operation in ("READ", "DESCRIBE"):
+        user = topic = f"until-{operation.lower()}"
+        kafka.set_password(user, PASSWORD)
+        kafka.allow(user, "TOPIC", topic, "READ")
+        kafka.create(topic)
+        mapping = _mapping(stack, operation.lower(), kafka.login(user, PASSWORD, **_SHORT), topic)
+        mappings[operation] = mapping | {"refusals": {"retries": 2, "period": "300ms"}}
+    daemon = stack.start(stack.config(*mappings.values()))
+    for operation, mapping in mappings.items():
+        [topic] = mapping["topics"]
+        _send(kafka, topic, 1)
+        wait_for_rows(daemon, mapping["name"], 1)
+        kafka.deny(topic, "TOPIC", topic, operation)
+        _send(kafka, topic, 2)
     assert daemon.wait() == 77
-    [failed] = daemon.events("failed")
-    assert failed["reason"] == "TopicDenied"
-    assert f"permission denied: {operation} on the topic" in failed["error"]
-    assert "TopicDenied" in {event["reason"] for event in daemon.events("waiting")}
-    assert visible_ids(stack.metastore, TableName.parse(mapping["table"])) == [1]
+    for operation, mapping in mappings.items():
+        [failed] = _told(daemon, mapping, "failed")
+        assert failed["reason"] == "TopicDenied"
+        assert f"permission denied: {operation} on the topic" in failed["error"]
+        assert "TopicDenied" in {event["reason"] for event in _told(daemon, mapping, "waiting")}
+        assert visible_ids(stack.metastore, TableName.parse(mapping["table"])) == [1]
 
 
 def test_group_when_the_permission_is_missing_then_it_is_named_and_the_mapping_works(
