@@ -33,6 +33,10 @@ _WORKERS_PER_CORE = 1.5
 _MEANWHILE = ("test_tools.py", "test_house.py", "test_gate.py", "test_json.py", "test_json_faults.py")
 # For the daemons of one worker, and the services that its tests start in addition to the shared ones.
 _MEMORY_PER_WORKER = 5 << 30
+# The shared services keep their data in memory if they can. A metastore on Derby writes to the disk, and waits for it,
+# about three times in each of the many calls of a transaction.
+_MEMORY = Path("/dev/shm")
+_DATA_BYTES = 4 << 30
 # Program names that a unit test may not start.
 _SERVICE_PROGRAMS = ("java", "postgres", "krb5kdc")
 _PREPARE_SECONDS = 300.0
@@ -44,7 +48,8 @@ _running_unit_test = ""
 def pytest_configure(config: pytest.Config) -> None:
     """Create the folder of the run, whose path workers read from their environment."""
     if _is_main_process(config):
-        config.stash[_run_folder] = Path(tempfile.mkdtemp(prefix="ingestd-tests-"))
+        place = _MEMORY if _has_room(_MEMORY) else None
+        config.stash[_run_folder] = Path(tempfile.mkdtemp(prefix="ingestd-tests-", dir=place))
         os.environ[_RUN_FOLDER] = str(config.stash[_run_folder])
     sys.addaudithook(_refuse_services_in_unit_tests)
 
@@ -106,6 +111,14 @@ def _refuse_services_in_unit_tests(event: str, arguments: tuple[object, ...]) ->
         named = [program, *(words if isinstance(words, list | tuple) else [words])]
         if any(Path(os.fsdecode(name)).name in _SERVICE_PROGRAMS for name in named if isinstance(name, str | bytes)):
             raise RuntimeError(f"{_running_unit_test} starts a service, so it must request the fixture `processes`")
+
+
+def _has_room(place: Path) -> bool:
+    """Return whether the services can use a file system. Java loads libraries from its temporary directory."""
+    if not os.access(place, os.W_OK):
+        return False
+    found = os.statvfs(place)
+    return not found.f_flag & os.ST_NOEXEC and found.f_bavail * found.f_frsize >= _DATA_BYTES
 
 
 def _is_main_process(config: pytest.Config) -> bool:

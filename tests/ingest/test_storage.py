@@ -93,9 +93,12 @@ def test_table_directory_when_not_mounted_then_waits_and_does_not_create_it(stac
 
 
 @pytest.fixture
-def other_disk() -> Iterator[Path]:
-    """Yield a directory on another file system than that of the warehouse."""
-    place = Path("/dev/shm") / f"ingestd-test-{uuid.uuid4().hex[:8]}"
+def other_disk(stack: Stack) -> Iterator[Path]:
+    """Yield a directory on another file system than that of the warehouse, which may be in memory."""
+    here = local_path(stack.addresses.warehouse).stat().st_dev
+    memory = Path("/dev/shm")
+    home = stack.directory if memory.stat().st_dev == here else memory
+    place = home / f"ingestd-test-{uuid.uuid4().hex[:8]}"
     place.mkdir()
     try:
         yield place
