@@ -27,8 +27,8 @@ from tests.support.stack import Stack
 # The folder of one run, which its worker processes share.
 _RUN_FOLDER = "INGESTD_TEST_RUN"
 _MOST_WORKERS = 4
-# Tests wait for services during almost half of their time, so two cores serve three workers.
-_WORKERS_PER_CORE = 1.5
+# Tests wait for services during half of their time or more, so two cores serve four workers.
+_WORKERS_PER_CORE = 2
 # These files need no services, and a minute or two. Other workers run them while one starts the services for all.
 _MEANWHILE = ("test_tools.py", "test_house.py", "test_gate.py", "test_json.py", "test_json_faults.py")
 # For the daemons of one worker, and the services that its tests start in addition to the shared ones.
@@ -77,7 +77,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     if all(".py" in argument for argument in config.args):
         return 0
     fitting = int(psutil.virtual_memory().available // _MEMORY_PER_WORKER)
-    return max(1, min(_MOST_WORKERS, int(_WORKERS_PER_CORE * (os.cpu_count() or 1)), fitting))
+    return max(1, min(_MOST_WORKERS, _WORKERS_PER_CORE * (os.cpu_count() or 1), fitting))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
