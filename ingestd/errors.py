@@ -61,9 +61,9 @@ class IngestdError(Exception):
 
     def __init__(self, what: str, *, where: str = "", hint: str = "") -> None:
         super().__init__(what, where, hint)
-        self.what = what
-        self.where = where
-        self.hint = hint
+        self.what = encodable(what)
+        self.where = encodable(where)
+        self.hint = encodable(hint)
 
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where else ""
@@ -72,6 +72,14 @@ class IngestdError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.what, self.where, self.hint)
+
+
+def encodable(text: str) -> str:
+    """Return the text with escape sequences for unpaired surrogates, which no file, table or answer can contain.
+
+    Texts of records, schemas and names of files may have some.
+    """
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def _rebuild(kind: type[IngestdError], what: str, where: str, hint: str) -> IngestdError:

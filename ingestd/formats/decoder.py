@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ingestd.errors import encodable
 from ingestd.schema import Column
 
 HEAD_BYTES = 80
@@ -89,7 +90,7 @@ class RejectError(ValueError):
     def __init__(self, column: str, reason: str) -> None:
         super().__init__(column, reason)
         self.column = column
-        self.reason = reason
+        self.reason = encodable(reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ class Reject:
     @classmethod
     def of(cls, row: int, value: bytes | None, column: str, reason: str) -> Reject:
         """Create the reject of `value`, the record at index `row`."""
-        return cls(row, column, reason, (value or b"")[:HEAD_BYTES], value)
+        return cls(row, column, encodable(reason), (value or b"")[:HEAD_BYTES], value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,7 +196,7 @@ class Registry:
             if depth == _MAX_DEPTH or len(known) > _MAX_REFERENCES:
                 limits = f"at most {_MAX_REFERENCES} others, {_MAX_DEPTH} levels deep"
                 raise InvalidSchema(f"{what} of the registry refers to too many schemas; it may refer to {limits}")
-            subject = urllib.parse.quote(key[0], safe="")
+            subject = urllib.parse.quote(key[0], safe="", errors="replace")
             path = f"/subjects/{subject}/versions/{key[1]}{_WITH_DELETED[kind]}"
             found = self._get(path, f"version {key[1]} of the subject {key[0]}, to which a schema refers")
             yield from self._references(found, kind, known, what, depth + 1)

@@ -19,7 +19,7 @@ import pyarrow as pa
 from ingestd.acid.hive_text import hive_text
 from ingestd.acid.routing import Shape, route
 from ingestd.acid.writer_pool import StagingFiles, WriterPool
-from ingestd.errors import ConfigError, IngestdError
+from ingestd.errors import ConfigError, IngestdError, encodable
 from ingestd.formats.decoder import DecodeResult
 from ingestd.hive.alteration import describe
 from ingestd.hive.client import Metastore
@@ -289,7 +289,7 @@ def _decode(options: MappingOptions, table: Table, batches: Sequence[Batch]) -> 
         results,
         columns_for(options.schema_evolution, decoder, table.shape, batches),
         _unfilled(decoder, batches, [rows for result in results for rows in result.batches]),
-        tuple(dict.fromkeys(name for batch in batches for name in decoder.unstored_fields(batch))),
+        tuple(dict.fromkeys(encodable(name) for batch in batches for name in decoder.unstored_fields(batch))),
     )
 
 

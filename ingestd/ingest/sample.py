@@ -16,7 +16,7 @@ from typing import Any
 
 from ingestd.acid.constraints import unfit_rows
 from ingestd.acid.routing import Shape
-from ingestd.errors import ConfigError
+from ingestd.errors import ConfigError, encodable
 from ingestd.formats.avro.options import AvroOptions
 from ingestd.formats.decoder import ConstraintDecoder, without_tombstones
 from ingestd.formats.json.envelope import envelope_of
@@ -116,7 +116,7 @@ def match(
         records=len(sample),
         stored=tuple(sorted(names - absent)),
         empty=tuple(sorted(absent)),
-        ignored=tuple(sorted(fields.unstored_fields(values, ()))),
+        ignored=tuple(sorted(map(encodable, fields.unstored_fields(values, ())))),
         misfits=len(rejects),
         reason=f"{rejects[0].column or 'the record'}: {rejects[0].reason}" if rejects else "",
     )

@@ -149,6 +149,27 @@ def test_decode_when_schema_is_of_another_type_then_record_is_rejected(server: R
     ]
 
 
+def test_decode_when_the_registry_answers_with_unpaired_surrogates_then_reasons_can_be_encoded(
+    server: RegistryServer,
+) -> None:
+    half = "\ud800"
+    unit = {"name": half, "subject": half, "version": 1}
+    for schema in (
+        {"schema": _record("r", half)}, {"schema": json.dumps(half)}, {"schema": half},
+        {"schema": _record(half, "int")}, {"schema": "", "schemaType": half},
+        {"schema": _record("r", "int"), "references": [unit]},
+    ):  # fmt: skip
+        server.register("t-value", schema)
+        with pytest.raises(ConfigError) as caught:
+            AvroOptions().columns(registry_of(server), ["t"])
+        assert str(caught.value).encode()
+    records = [struct.pack(">BI", 0, identifier) for identifier in range(1, 7)]
+
+    decoded = AvroOptions().decoder(COLUMNS, registry_of(server)).decode(records)
+
+    assert [row for row, _, reason in reasons(decoded) if reason.encode()] == [*range(6)]
+
+
 @pytest.mark.parametrize("status", [500, 503, 429])
 def test_schema_when_registry_fails_then_raises_unavailable_and_recovers(server: RegistryServer, status: int) -> None:
     server.register("t-value", {"schema": NEW})
