@@ -178,19 +178,23 @@ class Tape:
         found: Mask = np.searchsorted(places, after) > np.searchsorted(places, before)
         return found
 
-    @cached_property
+    @property
     def repeated_keys(self) -> Mask:
         """The records that have an object, at any depth, with two equal keys."""
+        found: Mask = np.zeros(len(self.malformed), np.bool_)
+        found[self._lines_of(self.start[self.with_repeated_keys])] = True
+        return found
+
+    @cached_property
+    def with_repeated_keys(self) -> Ints:
+        """The tokens, ascending, that open objects with two equal keys."""
         is_key = np.flatnonzero(self.kind[self._items] == KEY)
         is_key = is_key[np.argsort(self._items[is_key], kind="stable")]
         parents, tokens = self._parents[is_key], self._items[is_key]
         keys = self.texts(self.start[tokens] + 1, self.end[tokens] - 1).dictionary_encode()
         pairs = parents.astype(np.int64) * len(keys.dictionary) + keys.indices.to_numpy()
         order = np.argsort(pairs, kind="stable")
-        repeated = parents[order[1:]][np.diff(pairs[order]) == 0]
-        found: Mask = np.zeros(len(self.malformed), np.bool_)
-        found[self._lines_of(self.start[repeated])] = True
-        return found
+        return np.unique(parents[order[1:]][np.diff(pairs[order]) == 0])
 
     def _scan(self) -> None:
         self._letters = np.frombuffer(self.text, np.uint8)
