@@ -12,7 +12,7 @@ from ingestd.errors import ConfigError
 from ingestd.formats.avro.options import AvroOptions
 from ingestd.formats.csv import CsvOptions
 from ingestd.formats.delimited import DelimitedOptions
-from ingestd.formats.json.inference import joined
+from ingestd.formats.json.inference import joined_needs
 from ingestd.formats.json.options import JsonOptions
 from ingestd.formats.protobuf.options import ProtobufOptions
 from ingestd.formats.record_decoder import RecordDecoder
@@ -57,7 +57,7 @@ def can_evolve(options: FormatOptions) -> bool:
 
 def join_of(options: FormatOptions) -> Callable[[HiveType, HiveType], HiveType]:
     """Return the function that joins the types that two decoders of the format need for a field (`Evolving`)."""
-    return joined if isinstance(options, JsonOptions) else HiveType.widened
+    return joined_needs if isinstance(options, JsonOptions) else HiveType.widened
 
 
 def schema_columns(options: FormatOptions, registry: Registry | None, topics: Sequence[str]) -> tuple[Column, ...]:

@@ -96,6 +96,37 @@ def test_stored_column_then_is_only_wider_for_numbers_and_new_fields() -> None:
     }
 
 
+_MIXED_VALUES: dict[str, list[object]] = {
+    "n": ["text", 1.5, True, {"y": 1}, 2**70],
+    "k": [2**70, 2**40, "text"],
+    "s": ["text", {"y": 1}, [1], {"x": 2**40}],
+    "a": [[{"y": 1}, "text"], "text", [2**40]],
+    "m": [{"k": "text"}, {"k": 2.5}, 7],
+}
+
+
+def test_stored_column_when_others_of_its_values_do_not_fit_then_is_widened_for_those_that_do() -> None:
+    types = {"n": "int", "k": "int", "s": "struct<x:int>", "a": "array<struct<x:int>>", "m": "map<string,int>"}
+    expected = {
+        "n": "double",
+        "k": "bigint",
+        "s": "struct<x:bigint,y:bigint>",
+        "a": "array<struct<x:int,y:bigint>>",
+        "m": "map<string,double>",
+    }
+    records = [{name: value} for name, values in _MIXED_VALUES.items() for value in values]
+    for ordered in (records, records[::-1]):
+        assert _needed(_decoder(**types), *ordered) == expected
+        decoder = _decoder(**types)
+        for record in ordered:
+            needed = _needed(decoder, record)
+        assert needed == expected
+    values = [json.dumps(record).encode() for record in records]
+    assert sorted(_decoder(**types).unstored_fields(values, ())) == ["a.y", "s.y"]
+    new = dict.fromkeys(types, "string")
+    assert _needed(_decoder(JsonOptions(unmatched="null"), id="int"), *records) == new
+
+
 def test_rows_when_they_are_in_an_envelope_or_several_in_a_record_then_their_fields_are_found() -> None:
     connect = {"schema": {"a": 1}, "payload": {"id": 1, "x": 1}}
     assert _needed(_decoder(JsonOptions(envelope="connect"), id="int"), connect) == {"id": "int", "x": "bigint"}
@@ -190,18 +221,33 @@ _JSON = st.recursive(
 )
 
 
+_STORED: list[dict[str, str]] = [
+    {},
+    {"x": "int", "y": "struct<a:int>"},
+    {"x": "array<struct<a:tinyint>>", "y": "map<string,smallint>"},
+]
+
+
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.dictionaries(st.sampled_from("xyXY"), _JSON, max_size=3), min_size=1, max_size=5), st.data())
-def test_needed_columns_then_store_each_record_and_need_no_others(records: list[dict[str, Any]], data: Any) -> None:
+@given(
+    st.lists(st.dictionaries(st.sampled_from("xyXY"), _JSON, max_size=3), min_size=1, max_size=5),
+    st.sampled_from(_STORED),
+    st.data(),
+)
+def test_needed_columns_then_store_each_record_and_need_no_others(
+    records: list[dict[str, Any]], stored: dict[str, str], data: Any
+) -> None:
     values = [json.dumps({"id": 1, **record}).encode() for record in records]
     parts = [values[slice(*sorted(ends))] for ends in data.draw(st.lists(st.tuples(_ENDS, _ENDS), max_size=3))]
-    columns = _of_tasks(*parts, values)
-    assert _in_order(columns) == _in_order(_of_tasks(values))
-    decoder = JsonDecoder(columns)
+    columns = _of_tasks(stored, *parts, values)
+    assert _in_order(columns) == _in_order(_of_tasks(stored, values))
+    decoder = _decoder(id="int", **stored)
     for part in parts:
         decoder.needed_columns(part, ())
-    assert _in_order(decoder.needed_columns(values, ())) == _in_order(columns)
-    assert decoder.decode(values).rejects == []
+    known = [Column(column.name, column.type.known) for column in decoder.needed_columns(values, ())]
+    assert _in_order(known) == _in_order(columns)
+    if not stored:
+        assert JsonDecoder(columns).decode(values).rejects == []
 
 
 _ENDS = st.integers(0, 5)
@@ -221,10 +267,10 @@ def _sorted(kind: HiveType) -> HiveType:
     return replace(kind, names=tuple(sorted(fields)), children=tuple(fields[name] for name in sorted(fields)))
 
 
-def _of_tasks(*parts: Sequence[bytes]) -> tuple[Column, ...]:
+def _of_tasks(stored: dict[str, str], *parts: Sequence[bytes]) -> tuple[Column, ...]:
     """Return the columns for the records of several tasks, which find their types without those of the others."""
     found: dict[str, HiveType] = {}
     for part in parts:
-        for column in JsonDecoder(_columns(id="int")).needed_columns(part, ()):
+        for column in _decoder(id="int", **stored).needed_columns(part, ()):
             found[column.name] = join_of(JsonOptions())(found.get(column.name, column.type), column.type)
     return tuple(Column(name, kind.known) for name, kind in found.items())

@@ -40,7 +40,10 @@ _TEXT = HiveType("string")
 _BOOLEAN, _DOUBLE, _BIGINT = HiveType("boolean"), HiveType("double"), HiveType("bigint")
 # Only null, or no element at all; see `HiveType.known`.
 _UNKNOWN = HiveType("void")
-_REALS = ("float", "double", "decimal")
+# The types of a field that has values of several families, which are its `children`.
+_MIXED = "uniontype"
+# The families of types, other than their own names. The values of one family have a type in common that is no text.
+_FAMILIES = {**dict.fromkeys((*INTEGER_BITS, "double"), "number"), "struct": "object", "map": "object"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,10 @@ def unstored_fields(fields: HiveType, stored: HiveType, others: Collection[str])
 
 
 def _unstored(found: HiveType, stored: HiveType, place: str) -> Iterator[str]:
-    if found.kind == "struct" and stored.kind == "struct":
+    if found.kind == _MIXED:
+        for kind in found.children:
+            yield from _unstored(kind, stored, place)
+    elif found.kind == "struct" and stored.kind == "struct":
         types = dict(zip(stored.names, stored.children, strict=True))
         for name, kind in zip(found.names, found.children, strict=True):
             if name in types:
@@ -191,27 +197,54 @@ def _scalars(tape: Tape, tokens: Ints) -> HiveType:
 def _whole(digits: pa.StringArray) -> HiveType:
     """Return the type of whole numbers, given without a sign."""
     lengths = pc.utf8_length(digits)
-    longest = pc.max(lengths).as_py()
-    if longest < _BIGINT_DIGITS:
-        largest = pc.max(pc.cast(digits, pa.int64())).as_py()
-        return next(HiveType(kind) for kind, bits in INTEGER_BITS.items() if largest < 1 << (bits - 1))
-    largest = pc.max(digits.filter(pc.equal(lengths, longest))).as_py()
-    return _BIGINT if longest == _BIGINT_DIGITS and largest < str(1 << 63) else _TEXT
+    is_larger = pc.and_(pc.equal(lengths, _BIGINT_DIGITS), pc.greater_equal(digits, str(1 << 63)))
+    fitting = digits.filter(pc.invert(pc.or_(pc.greater(lengths, _BIGINT_DIGITS), is_larger)))
+    found = _UNKNOWN if len(fitting) == len(digits) else _TEXT
+    if not len(fitting):
+        return found
+    largest = pc.max(pc.cast(fitting, pa.int64())).as_py()
+    return joined(found, next(HiveType(kind) for kind, bits in INTEGER_BITS.items() if largest < 1 << (bits - 1)))
+
+
+def joined_needs(one: HiveType, other: HiveType) -> HiveType:
+    """Return the type that stores what both types store, which are needed for a field of different records."""
+    return _without_mixtures(joined(one, other))
+
+
+def _without_mixtures(kind: HiveType) -> HiveType:
+    if kind.kind == _MIXED:
+        return _TEXT
+    return replace(kind, children=tuple(map(_without_mixtures, kind.children)))
 
 
 def joined(one: HiveType, other: HiveType) -> HiveType:
-    """Return the type of a field that has values of both types, which were found or are needed."""
+    """Return the type of a field that has values of both types.
+
+    It is a mixture if they have different families, so that what is found does not depend on the order of records: a
+    column of numbers becomes wider whatever texts are among them.
+    """
     if other in (one, _UNKNOWN):
         return one
     if one == _UNKNOWN:
         return other
-    if one.kind == other.kind == "array":
+    families: dict[str, HiveType] = {}
+    for kind in (part for both in (one, other) for part in (both.children if both.kind == _MIXED else (both,))):
+        name = _FAMILIES.get(kind.kind, kind.kind)
+        families[name] = _joined_relatives(families[name], kind) if name in families else kind
+    parts = tuple(families[name] for name in sorted(families))
+    return parts[0] if len(parts) == 1 else HiveType(_MIXED, children=parts)
+
+
+def _joined_relatives(one: HiveType, other: HiveType) -> HiveType:
+    """Return the type of a field that has values of both types, which have the same family."""
+    if one.kind == "array":
         return HiveType("array", children=(joined(one.children[0], other.children[0]),))
-    if {one.kind, other.kind} <= {"struct", "map"}:
+    if one.kind in ("struct", "map"):
         return _joined_objects(one, other)
-    if one.kind in INTEGER_BITS and other.kind in INTEGER_BITS:
-        return max(one, other, key=lambda kind: INTEGER_BITS[kind.kind])
-    return _DOUBLE if {one.kind, other.kind} <= {*INTEGER_BITS, "double"} else _TEXT
+    if one == other:
+        return one
+    both = one.kind in INTEGER_BITS and other.kind in INTEGER_BITS
+    return max(one, other, key=lambda kind: INTEGER_BITS[kind.kind]) if both else _DOUBLE
 
 
 def _joined_objects(one: HiveType, other: HiveType) -> HiveType:
@@ -232,6 +265,8 @@ def _needed(found: HiveType, stored: HiveType | None, path: str) -> HiveType:
     """Return the type that stores values of a type that was found; `stored` is the type that stores them now."""
     if stored is None:
         return _new(found)
+    if found.kind == _MIXED:
+        return reduce(lambda kind, part: _needed(part, kind, path), found.children, stored)
     if found.kind in ("struct", "map") and stored.kind in ("struct", "map"):
         return (_needed_struct if stored.kind == "struct" else _needed_map)(found, stored, path)
     if found.kind == stored.kind == "array":
@@ -266,7 +301,7 @@ def _new(found: HiveType) -> HiveType:
         return _BIGINT
     if found.kind == "array":
         return HiveType("array", children=(_new(found.children[0]),))
-    if found.kind == "map":
+    if found.kind in ("map", _MIXED):
         return _TEXT
     if found.kind != "struct":
         return found
