@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ingestd.formats.avro.columns import columns_of, needed_columns
+from ingestd.formats.avro.columns import columns_of, needed_columns, unstored_fields
 from ingestd.formats.avro.schema import read_schema
 from ingestd.formats.registry import InvalidSchema
 from ingestd.schema import Column, HiveType
@@ -144,3 +144,42 @@ def test_needed_columns_when_a_field_has_no_column_type_then_only_an_existing_co
 def test_needed_columns_when_names_differ_only_in_case_then_refused(stored: dict[str, str]) -> None:
     with pytest.raises(InvalidSchema, match=r"(id|ID): the name of another field differs only in case"):
         _needed({"id": "int", "ID": "string"}, **stored)
+
+
+def _record(name: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "record", "name": name, "fields": [{"name": field, "type": kind} for field, kind in fields.items()]}
+
+
+def _unstored(record: dict[str, Any], **columns: str) -> list[str]:
+    kinds = tuple(map(HiveType.parse, columns.values()))
+    row = HiveType("struct", children=kinds, names=tuple(columns))
+    return list(unstored_fields(read_schema(json.dumps(record)).record, row))
+
+
+def test_columns_when_a_record_contains_itself_then_the_stored_levels_follow_and_deeper_ones_are_named() -> None:
+    items = {"type": "array", "items": "tree"}
+    row = _record("row", t=["null", _record("tree", id="long", New="string", next=["null", "tree"], many=items)])
+
+    def needed(column: str) -> str:
+        [found] = needed_columns(read_schema(json.dumps(row)).record, [Column("t", HiveType.parse(column))])
+        return str(found.type)
+
+    evolved = (
+        "struct<id:bigint,next:struct<next:struct<id:bigint,new:string>,id:bigint,new:string>,"
+        "many:array<struct<id:bigint,new:string>>,new:string>"
+    )
+    assert needed("struct<id:int,next:struct<next:struct<id:int>>,many:array<struct<id:bigint>>>") == evolved
+    assert needed(evolved) == evolved
+    assert _unstored(row, t=evolved) == [
+        *("t.next.next.next", "t.next.next.many", "t.next.many", "t.many.next", "t.many.many"),
+    ]
+    with pytest.raises(InvalidSchema, match=r"t\.next: a record that contains itself"):
+        needed("struct<id:int>")
+
+
+def test_unstored_fields_then_are_those_without_a_column_at_any_depth() -> None:
+    either = ["null", _record("a", X="int"), _record("b", y="int")]
+    items, values = {"type": "array", "items": INNER}, {"type": "map", "values": either}
+    row = _record("row", ID="int", Many=items, m=values, s="inner", n="int")
+    columns = {"id": "int", "many": "array<struct<y:int>>", "m": "map<string,struct<x:int>>", "s": "string"}
+    assert _unstored(row, **columns) == ["Many.X", "m.y", "n"]

@@ -74,7 +74,7 @@ def test_fields_when_they_have_columns_then_only_what_these_lack_is_added() -> N
     )
     assert found == {
         "id": "bigint",
-        "part": "struct<note:string,part:struct<id:int>,x:bigint>",
+        "part": "struct<note:string,part:struct<id:bigint,text:timestamp>,x:bigint>",
         "kept": "string",
         "text": "timestamp",  # which a string column keeps as its text
     }
@@ -91,3 +91,31 @@ def test_fields_when_they_have_columns_then_only_what_these_lack_is_added() -> N
 def test_field_when_no_column_stores_it_then_refused_with_its_path(fields: tuple[Field, ...], reason: str) -> None:
     with pytest.raises(InvalidSchema, match=reason):
         _needed(*fields)
+
+
+def test_messages_when_they_contain_themselves_then_the_stored_levels_follow_and_deeper_ones_are_named() -> None:
+    file = file_of(message("Row", [Field("id", 1, "int32"), Field("new", 2, "string"), Field("next", 3, ".shop.Row")]))
+    value = class_of(file)(id=1, new="a", next={"id": 2, "new": "b", "next": {"id": 3}}).SerializeToString()
+    decoder = decoder_of(file, columns_of(id="int", next="struct<id:int>"))
+    decoder.decode([value])
+    assert decoder.unstored_fields([value], ()) == ("new", "next.new", "next.next")
+    columns = decoder.needed_columns([value], ())
+    assert {column.name: str(column.type) for column in columns} == {
+        "id": "int",
+        "next": "struct<id:int,new:string>",
+        "new": "string",
+    }
+    evolved = decoder_of(file, columns)
+    assert rows_of(evolved.decode([value])) == [{"id": 1, "next": {"id": 2, "new": "b"}, "new": "a"}]
+    assert evolved.needed_columns([value], ()) == columns
+    assert evolved.unstored_fields([value], ()) == ("next.next",)
+    assert decoder_of(file, columns_of(id="int")).unstored_fields([value], ()) == ("new", "next")
+
+
+def test_unstored_fields_then_are_those_without_a_column_at_any_depth() -> None:
+    part = message("Part", [Field("X", 1, "int32"), Field("Y", 2, "int32")])
+    many, named = Field("Many", 2, ".shop.Part", "repeated"), Field("m", 3, ".shop.Part", key="string")
+    others = [Field("at", 4, ".google.protobuf.Timestamp"), Field("dt", 5, "string")]
+    file = file_of(part, message("Row", [Field("id", 1, "int32"), many, named, *others]))
+    decoder = decoder_of(file, columns_of(many="array<struct<x:int>>", m="map<string,struct<y:int>>", at="timestamp"))
+    assert decoder.unstored_fields([class_of(file)(id=1).SerializeToString()], {"dt"}) == ("id", "Many.Y", "m.X")

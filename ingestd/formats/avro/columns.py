@@ -16,7 +16,7 @@ timestamps outside the years 0001 to 9999.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ingestd.formats.avro.readers import field_of
@@ -47,12 +47,30 @@ def needed_columns(record: AvroType, columns: Sequence[Column]) -> tuple[Column,
     """Return the columns that can store all fields of a schema, with the names of those in which they are stored now.
 
     Fields without a column have columns of their own. A field that has a column, but no column type, needs that column.
+    Of a record that contains itself, as many levels are stored as the columns have, if it is stored in one of them.
     Raises InvalidSchema with the path of a field without a column that no column can store.
     """
     require_size(record, _parts)
     row = HiveType("struct", children=tuple(c.type for c in columns), names=tuple(c.name for c in columns))
     found = _needed(record, row, "", ())
     return tuple(map(Column, found.names, found.children))
+
+
+def unstored_fields(avro: AvroType, stored: HiveType, place: str = "") -> Iterator[str]:
+    """Yield the fields of a schema that a type does not store, such as `who.zip`; `place` is `who.` there."""
+    if avro.kind == "union":
+        for branch in avro.children:
+            yield from unstored_fields(branch, stored, place)
+    elif (avro.kind, stored.kind) in _NESTED and avro.kind != "record":
+        yield from unstored_fields(avro.children[0], stored.children[-1], place)
+    elif (avro.kind, stored.kind) in _NESTED:
+        pairs = zip(stored.names, stored.children, strict=True)
+        types = {field_of(avro.fields, name): kind for name, kind in pairs}
+        for index, field in enumerate(avro.fields):
+            if index in types:
+                yield from unstored_fields(field.type, types[index], f"{place}{field.name}.")
+            else:
+                yield f"{place}{field.name}"
 
 
 def without_fields(record: AvroType, names: Collection[str]) -> AvroType:
@@ -80,7 +98,7 @@ def _needed(avro: AvroType, stored: HiveType, path: str, outer: tuple[AvroType, 
             if branch.kind != "null":
                 found = found.widened(_needed(branch, stored, path, outer))
         return found
-    if avro in outer or (avro.kind, stored.kind) not in _NESTED:
+    if (avro.kind, stored.kind) not in _NESTED:
         try:
             return _type(avro, path, outer)
         except InvalidSchema:  # the author of the table has chosen a type for it
@@ -92,23 +110,28 @@ def _needed(avro: AvroType, stored: HiveType, path: str, outer: tuple[AvroType, 
         return replace(
             stored, children=(stored.children[0], _needed(avro.children[0], stored.children[1], f"{path}{{}}", inside))
         )
-    return _needed_struct(avro.fields, stored, f"{path}." if path else "", inside)
+    return _needed_struct(avro, stored, f"{path}." if path else "", outer)
 
 
-def _needed_struct(fields: Sequence[AvroField], stored: HiveType, place: str, outer: tuple[AvroType, ...]) -> HiveType:
+def _needed_struct(record: AvroType, stored: HiveType, place: str, outer: tuple[AvroType, ...]) -> HiveType:
+    fields, inside = record.fields, (*outer, record)
     types: dict[str, HiveType] = {}
     used: set[int] = set()
     for name, kind in zip(stored.names, stored.children, strict=True):
         index = field_of(fields, name)
         if index is not None:
             used.add(index)
-            types[name] = _needed(fields[index].type, kind, f"{place}{fields[index].name}", outer)
+            types[name] = _needed(fields[index].type, kind, f"{place}{fields[index].name}", inside)
     names = [field.name.lower() for field in fields]
     for index, field in enumerate(fields):
         if index not in used:
             if names.count(names[index]) > 1:
                 raise InvalidSchema(f"{place}{field.name}: the name of another field differs only in case")
-            types[names[index]] = _type(field.type, f"{place}{field.name}", outer)
+            try:
+                types[names[index]] = _type(field.type, f"{place}{field.name}", inside)
+            except InvalidSchema:
+                if record not in outer:
+                    raise  # else the author of the table has chosen how many levels are stored
     return HiveType("struct", children=tuple(types.values()), names=tuple(types))
 
 

@@ -36,7 +36,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from ingestd.formats.avro.columns import needed_columns, without_fields
+from ingestd.formats.avro.columns import needed_columns, unstored_fields, without_fields
 from ingestd.formats.avro.cursor import Cursor
 from ingestd.formats.avro.framing import Framing, groups
 from ingestd.formats.avro.readers import field_of, reader
@@ -116,11 +116,7 @@ class AvroDecoder(ColumnarDecoder[int]):
     def unstored_in(self, identifier: int) -> tuple[str, ...]:
         """See `ColumnarDecoder`. A field of the reader schema that the records lack is one as well."""
         record = self._target or self._schemas.find(identifier)
-        return tuple(name for branch in _branches(record) for name in self._unstored_in_record(branch))
-
-    def _unstored_in_record(self, record: AvroType) -> Iterator[str]:
-        stored = {field_of(record.fields, column.name) for column in self.columns}
-        return (field.name for index, field in enumerate(record.fields) if index not in stored)
+        return tuple(unstored_fields(record, self.row))
 
     def _resolved(self, written: AvroType) -> AvroType:
         """Return the type as which records with a schema are read, with a fault if they are rejects."""

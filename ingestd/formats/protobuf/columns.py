@@ -19,7 +19,7 @@ the years 0001 to 9999, and keys of maps beyond the limits of bigint.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from ingestd.formats.columnar_decoder import require_size
@@ -61,13 +61,34 @@ def needed_columns(kind: ProtoType, columns: Sequence[Column], others: Collectio
     """Return the columns that can store all fields of a type, with the names of those in which they are stored now.
 
     Fields with the lower-case names `others` need none. A field that has a column, but no column type, needs that
-    column. Raises InvalidSchema with the path of a field without a column that no column can store.
+    column. Of a message that contains itself, as many levels are stored as the columns have, if it is stored in one of
+    them. Raises InvalidSchema with the path of a field without a column that no column can store.
     """
     require_size(kind, _parts)
     row = HiveType("struct", children=tuple(c.type for c in columns), names=tuple(c.name for c in columns))
     fields = tuple(field for field in kind.fields if field.name.lower() not in others)
     found = _message(replace(kind, fields=fields), row, "", ())
     return tuple(map(Column, found.names, found.children))
+
+
+def unstored_fields(message: ProtoType, stored: HiveType, place: str = "") -> Iterator[str]:
+    """Yield the fields of a type that a struct does not store, such as `who.zip`; `place` is `who.` there."""
+    types: dict[str, HiveType] = {}
+    for name, kind in zip(stored.names, stored.children, strict=True):
+        found = field_of(message.fields, name)
+        if found is not None:
+            types[found.name] = kind
+    for field in message.fields:
+        if field.name not in types:
+            yield f"{place}{field.name}"
+            continue
+        kind, inner = types[field.name], field.message
+        if inner is not None and inner.is_map_entry and kind.kind == "map":
+            kind, inner = kind.children[1], inner.fields[1].message
+        elif kind.kind == "array":
+            kind = kind.children[0]
+        if inner is not None and kind.kind == "struct":
+            yield from unstored_fields(inner, kind, f"{place}{field.name}.")
 
 
 def _field(field: ProtoField, stored: HiveType | None, path: str, outer: tuple[str, ...]) -> HiveType:
@@ -107,9 +128,8 @@ def _value(field: ProtoField, stored: HiveType | None, path: str, outer: tuple[s
 
 def _message(message: ProtoType, stored: HiveType | None, path: str, outer: tuple[str, ...]) -> HiveType:
     """Return the struct that can store messages."""
-    if stored is not None and message.name in outer:
-        return stored  # however deep the author of the table has chosen it to be
-    if message.name in outer:
+    is_inside_itself = message.name in outer
+    if is_inside_itself and stored is None:
         raise InvalidSchema(f"{path}: a message that contains itself has no column type")
     if stored is None and not message.fields:
         at = f"{path}: " if path else ""
@@ -126,5 +146,9 @@ def _message(message: ProtoType, stored: HiveType | None, path: str, outer: tupl
         if field.name not in used:
             if field.name.lower() in types:
                 raise InvalidSchema(f"{place}{field.name}: the name of another field differs only in case")
-            types[field.name.lower()] = _field(field, None, f"{place}{field.name}", inside)
+            try:
+                types[field.name.lower()] = _field(field, None, f"{place}{field.name}", inside)
+            except InvalidSchema:
+                if not is_inside_itself:
+                    raise  # else the author of the table has chosen how many levels are stored
     return HiveType("struct", children=tuple(types.values()), names=tuple(types))

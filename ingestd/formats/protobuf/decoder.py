@@ -44,7 +44,7 @@ import numpy as np
 import pyarrow as pa
 
 from ingestd.formats.columnar_decoder import ColumnarDecoder, ReadRows, needed_of
-from ingestd.formats.protobuf.columns import needed_columns
+from ingestd.formats.protobuf.columns import needed_columns, unstored_fields
 from ingestd.formats.protobuf.framing import Framing, Key, groups
 from ingestd.formats.protobuf.readers import StructReader, unknown_messages
 from ingestd.formats.protobuf.scan import Messages, Place
@@ -120,4 +120,4 @@ class ProtobufDecoder(ColumnarDecoder[Key]):
 
     def unstored_in(self, key: Key) -> tuple[str, ...]:
         """See `ColumnarDecoder`."""
-        return tuple(field.name for field in self._types.find(key).fields if field.name.lower() not in self.row.names)
+        return tuple(unstored_fields(self._types.find(key), self.row))
