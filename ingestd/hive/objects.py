@@ -25,7 +25,7 @@ from ingestd.errors import InvalidTable
 from ingestd.hive import thrift_json
 from ingestd.hive.client import CAPABILITIES, Metastore
 from ingestd.hive.partitions import by_call, by_request
-from ingestd.hive.tables import ORC_INPUT, TableName
+from ingestd.hive.tables import TableName
 from ingestd.hive.view_text import move_view
 from ingestd.hive.write_ids import as_text
 
@@ -161,11 +161,6 @@ class TableObject(Described):
     def parameters(self) -> Mapping[str, str]:
         """The table's parameters (TBLPROPERTIES)."""
         return dict(self.raw.parameters or {})
-
-    @property
-    def is_orc(self) -> bool:
-        """Whether the table's files are ORC files."""
-        return bool(self.raw.sd.inputFormat == ORC_INPUT)
 
     @property
     def partition_columns(self) -> tuple[str, ...]:

@@ -142,11 +142,6 @@ class Replay:
             self._metastore.call("abort_txn", request)
             del self._opened()[txn_id]
 
-    def last_id(self) -> int | None:
-        """Return the id of the last replayed event, None before a bootstrap is complete."""
-        stored = self._properties().get(LAST_ID)
-        return int(stored) if stored else None
-
     def is_ambiguous(self, event_id: int) -> bool:
         """Return whether HMS may commit a transaction without storing `event_id`."""
         if self._known is None:

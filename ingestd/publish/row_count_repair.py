@@ -39,7 +39,7 @@ from ingestd.publish.warehouse import Warehouse
 from ingestd.retry import Backoff
 
 # Seconds after the last commit to a partition, or after a compaction of it, at which it is checked.
-CHECKS = (3.0, 15.0, 60.0, 300.0, 1800.0)
+_CHECKS = (3.0, 15.0, 60.0, 300.0, 1800.0)
 # Partitions that are due within this time are checked together.
 _TOGETHER_SECONDS = 1.0
 # The maximum number of partitions to check. Beyond it, those with the oldest commits are no longer checked.
@@ -111,20 +111,12 @@ class _Recount:
 class RowCountRepair:
     """Checks and repairs the row counts of `table` for one writer; the arguments are those of `RowCounts`."""
 
-    def __init__(
-        self,
-        warehouse: Warehouse,
-        table: TableName,
-        writer: str,
-        report: Report,
-        checks: Sequence[float],
-    ) -> None:
+    def __init__(self, warehouse: Warehouse, table: TableName, writer: str, report: Report) -> None:
         self._warehouse = warehouse
         self._metastore = warehouse.metastore
         self._table = table
         self._writer = writer
         self._report = report
-        self._checks = checks
         self._state = _State()
         self._changed = threading.Condition()
         self._halt = threading.Event()
@@ -163,7 +155,7 @@ class RowCountRepair:
                 before = watched.pop(name, None)  # the newest are last
                 last = write_id or (before.committed if before else 0)
                 compactions = before.compactions if before else None
-                watched[name] = _Watched(now + self._checks[0], 0, last, compactions)
+                watched[name] = _Watched(now + _CHECKS[0], 0, last, compactions)
             for name in names_in_doubt:
                 watched.setdefault(name, _Watched(now)).due = now
             while len(watched) > _MAX_WATCHED:
@@ -288,9 +280,9 @@ class RowCountRepair:
         is_new = watched.compactions is not None and not compactions <= watched.compactions
         watched.compactions = compactions
         watched.checks = 0 if is_new else watched.checks + 1
-        if watched.checks < len(self._checks):
-            before = self._checks[watched.checks - 1] if watched.checks else 0.0
-            watched.due = monotonic() + self._checks[watched.checks] - before
+        if watched.checks < len(_CHECKS):
+            before = _CHECKS[watched.checks - 1] if watched.checks else 0.0
+            watched.due = monotonic() + _CHECKS[watched.checks] - before
         else:
             del self._state.watched[name]
 

@@ -25,29 +25,21 @@ from ingestd.hive.transaction_leases import counting_lease
 from ingestd.hive.transactions import Transaction, Wait
 from ingestd.hive.write_ids import read_snapshot
 from ingestd.publish.row_count_parameters import Increment, Mark, WriteIdRange, doubtful, incremented
-from ingestd.publish.row_count_repair import CHECKS, Report, RowCountRepair
+from ingestd.publish.row_count_repair import Report, RowCountRepair
 from ingestd.publish.warehouse import Warehouse
 
 
 class RowCounts:
     """Maintains the row counts of `table` for `writer`, a name that no other writer of the table uses at the same time.
 
-    `checks` are the times, in seconds after the last commit to a partition, at which its row count is checked. Methods
-    may be called from any thread.
+    Methods may be called from any thread.
     """
 
-    def __init__(
-        self,
-        warehouse: Warehouse,
-        table: TableName,
-        writer: str,
-        report: Report,
-        checks: Sequence[float] = CHECKS,
-    ) -> None:
+    def __init__(self, warehouse: Warehouse, table: TableName, writer: str, report: Report) -> None:
         self._metastore = warehouse.metastore
         self._storages = warehouse.storages
         self._writer = writer
-        self._repair = RowCountRepair(warehouse, table, writer, report, checks)
+        self._repair = RowCountRepair(warehouse, table, writer, report)
 
     @contextmanager
     def counted(

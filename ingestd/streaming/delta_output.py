@@ -166,18 +166,10 @@ class BatchOutput:
     If a file is closed because too many are open, later rows go to a file in the delta of the next statement id.
     """
 
-    def __init__(
-        self,
-        table: Table,
-        shape: Shape,
-        locate: Locate,
-        write_ids: tuple[int, int],
-        *,
-        limits: PoolLimits = _BATCH_LIMITS,
-    ) -> None:
+    def __init__(self, table: Table, shape: Shape, locate: Locate, write_ids: tuple[int, int]) -> None:
         """`write_ids` contains the first and the last write id of the batch."""
         self._files = _BatchFiles(table, shape, locate, write_ids)
-        self._pool = WriterPool(self._files, limits)
+        self._pool = WriterPool(self._files, _BATCH_LIMITS)
 
     def begin(self, write_id: int) -> None:
         """Begin a transaction, whose rows are appended to the files that are still open."""
