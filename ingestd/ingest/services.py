@@ -16,14 +16,13 @@ from ingestd.errors import IngestdError
 from ingestd.hive.client import Metastore
 from ingestd.hive.tables import TableName
 from ingestd.ingest import events
-from ingestd.ingest.compaction_report import CompactionReport
 from ingestd.ingest.control import Control
 from ingestd.ingest.liveness import Liveness
 from ingestd.ingest.monitor import Monitor
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.ownership import Ownership
 from ingestd.ingest.refused import RefusedPartitions
-from ingestd.ingest.reporter import Reporter
+from ingestd.ingest.reporter import CompactionReport, Reporter
 from ingestd.ingest.signals import Signals
 from ingestd.ingest.staging_area import StagingArea
 from ingestd.ingest.steps import Observe, ignore
