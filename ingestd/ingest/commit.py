@@ -62,6 +62,16 @@ class Target:
     staging: Staging
     files: tuple[StagingFile, ...] = ()
 
+    @property
+    def lock(self) -> WriteLock:
+        """The lock under which a transaction publishes the files."""
+        return WriteLock(self.table.name, dynamic=bool(self.table.partition_columns))
+
+    def table_write(self, counts: RowCounts, *, excludes_overwrites: bool) -> TableWrite:
+        """Return what to publish. `counts` are the table's; the lock decides `excludes_overwrites`."""
+        files = StagedFiles(self.files, self.staging)
+        return TableWrite(self.table, self.write_id, self.staging.location, files, counts, excludes_overwrites)
+
 
 @dataclass(frozen=True, slots=True)
 class PendingTransaction:
@@ -164,14 +174,7 @@ class Committer:
         text, excludes_overwrites = self._lock_and_fence(pending, before)
         # 5. Register, 6. place, 7. announce, 8. count and 9. commit.
         writes = [
-            TableWrite(
-                target.table,
-                target.write_id,
-                target.staging.location,
-                StagedFiles(target.files, target.staging),
-                self._counts[target.table.name],
-                excludes_overwrites,
-            )
+            target.table_write(self._counts[target.table.name], excludes_overwrites=excludes_overwrites)
             for target in pending.targets
         ]
         request = self._request(pending, text, after)
@@ -187,11 +190,11 @@ class Committer:
         transaction has ended, and an ended transaction cannot commit. Returns the text of the stored state, and whether
         the lock excludes TRUNCATE.
         """
-        tables = [target.table for target in pending.targets if target is pending.target or target.files]
+        targets = [target for target in pending.targets if target is pending.target or target.files]
         excludes_overwrites = transactions.lock_against_overwrites(
             self._metastore,
             pending.txn,
-            [WriteLock(table.name, dynamic=bool(table.partition_columns)) for table in tables],
+            [target.lock for target in targets],
             wait=Wait(Deadline.after(LOCK_SECONDS), self._stop, self._patience_seconds),
             lease=self._options.commit_lease,
         )
@@ -203,7 +206,7 @@ class Committer:
                 "another daemon has committed since this transaction was planned",
                 where=f"mapping {self._options.name}",
             )
-        for table in tables:
+        for table in (target.table for target in targets):
             if load_acid_table(self._metastore, table.name) != table:
                 raise TableChanged(
                     "the definition of the table changed after this transaction was planned",

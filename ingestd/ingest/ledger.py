@@ -6,13 +6,14 @@ without ranges changes only the state: the start of the first run, or what an op
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
 from ingestd.errors import IngestdError
 from ingestd.hive import transactions
 from ingestd.hive.tables import Table, require_writable_database
+from ingestd.hive.transactions import Transaction
 from ingestd.ingest import events
 from ingestd.ingest.columns import columns_of
 from ingestd.ingest.commit import PendingTransaction, Target
@@ -84,18 +85,8 @@ class Ledger:
         """
         self._services.ownership.check()
         watch = StepWatch(self._services.observe)
-        # Checks that the directories of the tables exist, before the transaction is opened.
-        storages = self._services.warehouse.storages
-        locations = [storages.location(target.location) for target in (table, letters) if target is not None]
-        agent = self._services.ownership.agent
-        metastore = self._services.metastore
-        txn, write_id = transactions.begin_writing(metastore, table.name, agent)
-        self._services.ownership.track(txn.id)
-        stagings = [Staging(storages, location, DAEMON, str(txn.id)) for location in locations]
-        pending = PendingTransaction(plan, txn, Target(table, write_id, stagings[0]), watch)
-        if letters is not None:
-            more = transactions.allocate(metastore, txn, letters.name)
-            pending = replace(pending, letters=Target(letters, more, stagings[-1]))
+        txn, targets = begin(self._services, [table] if letters is None else [table, letters])
+        pending = PendingTransaction(plan, txn, targets[0], watch, targets[1] if letters is not None else None)
         self._services.reporter.opened(pending)
         watch.lap("opened")
         return pending
@@ -164,6 +155,20 @@ class Ledger:
             self._services.kafka.mirror(self._options.kafka, self._options.consumer_group, after.position.offsets)
         except IngestdError as error:
             events.mirror_failed(self._options.name, after.txn, error)
+
+
+def begin(services: Services, tables: Sequence[Table]) -> tuple[Transaction, list[Target]]:
+    """Open a transaction that writes these tables, and allocate a write id of each.
+
+    Before that, checks that the directories of the tables exist. Raises StorageUnavailable or MetastoreUnavailable.
+    """
+    metastore, storages = services.metastore, services.warehouse.storages
+    locations = [storages.location(table.location) for table in tables]
+    txn, write_id = transactions.begin_writing(metastore, tables[0].name, services.ownership.agent)
+    services.ownership.track(txn.id)
+    write_ids = [write_id, *(transactions.allocate(metastore, txn, table.name) for table in tables[1:])]
+    stagings = [Staging(storages, location, DAEMON, str(txn.id)) for location in locations]
+    return txn, [Target(*parts) for parts in zip(tables, write_ids, stagings, strict=True)]
 
 
 def _now() -> str:

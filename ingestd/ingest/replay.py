@@ -33,9 +33,10 @@ from ingestd.formats.registry import Registry
 from ingestd.hive import transactions
 from ingestd.hive.partitions import PartitionsRefused
 from ingestd.hive.tables import Table, TableName, load_acid_table, require_writable_database
-from ingestd.hive.transactions import Transaction, Wait, WriteLock
+from ingestd.hive.transactions import Transaction, Wait
 from ingestd.hive.write_ids import is_committed
 from ingestd.ingest.commit import LOCK_SECONDS, Target
+from ingestd.ingest.ledger import begin
 from ingestd.ingest.letter_groups import LetterGroup
 from ingestd.ingest.letter_reader import LetterRows, Selection, letter_target
 from ingestd.ingest.letter_table import LetterTable, Replay, load_letter_table
@@ -48,11 +49,9 @@ from ingestd.ingest.services import Services
 from ingestd.ingest.stage import Access
 from ingestd.ingest.steps import Observe, ignore
 from ingestd.ingest.target import check_query, load_target, partitioning_of
-from ingestd.publish.deltas import StagedFiles
 from ingestd.publish.outcome import CommitRequest
-from ingestd.publish.protocol import TableWrite, publish
+from ingestd.publish.protocol import publish
 from ingestd.publish.row_counts import RowCounts
-from ingestd.publish.staging import DAEMON, Staging
 from ingestd.publish.warehouse import Warehouse
 from ingestd.spark.engine import Engine
 
@@ -225,16 +224,11 @@ class _Replay:
 
     def _open(self) -> tuple[Transaction, Target, Target]:
         """Open a transaction with write ids for both tables, and take the lease of replays."""
-        services, storages = self._services, self._services.warehouse.storages
-        # Checks that the directories of the tables exist, before the transaction is opened.
-        locations = [storages.location(table.location) for table in (self._table, self._letters)]
-        txn, write_id = transactions.begin_writing(self._metastore, self._table.name, services.ownership.agent)
-        services.ownership.track(txn.id)
-        more = transactions.allocate(self._metastore, txn, self._letters.name)
+        services = self._services
+        txn, (rows, marks) = begin(services, [self._table, self._letters])
         services.observe("opened")
         transactions.take_lease(self._metastore, txn, services.options.commit_lease, self._wait())
-        at_rows, at_marks = (Staging(storages, location, DAEMON, str(txn.id)) for location in locations)
-        return txn, Target(self._table, write_id, at_rows), Target(self._letters, more, at_marks)
+        return txn, rows, marks
 
     def _stage(self, txn: Transaction, rows: Target, marks: Target) -> Staged:
         """Stage the letters that the present snapshot shows: under the lease, no other replay adds marks to it."""
@@ -252,7 +246,7 @@ class _Replay:
         """Lock the tables, publish and commit. Return the partitions whose rows are or may be hidden."""
         services = self._services
         services.ownership.check()
-        locks = [WriteLock(target.table.name, dynamic=bool(target.table.partition_columns)) for target in targets]
+        locks = [target.lock for target in targets]
         excludes_overwrites = transactions.lock_against_overwrites(self._metastore, txn, locks, wait=self._wait())
         for target in targets:
             if load_acid_table(self._metastore, target.table.name) != target.table:
@@ -260,14 +254,7 @@ class _Replay:
                 raise TableChanged("the definition of the table changed", where=f"table {target.table.name}", hint=hint)
         services.observe("locked")
         writes = [
-            TableWrite(
-                target.table,
-                target.write_id,
-                target.staging.location,
-                StagedFiles(target.files, target.staging),
-                self._counts[target.table.name],
-                excludes_overwrites,
-            )
+            target.table_write(self._counts[target.table.name], excludes_overwrites=excludes_overwrites)
             for target in targets
         ]
         has_committed = partial(is_committed, self._metastore, txn.id)
