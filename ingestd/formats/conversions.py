@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ingestd.formats.decoder import is_utf8
 from ingestd.formats.row_batches import (
     FIRST_DAY,
     FIRST_NANO,
@@ -264,7 +265,8 @@ def _invalid(texts: pa.StringArray) -> Mask | None:
         texts.validate(full=True)
     except pa.ArrowInvalid:
         if len(texts) <= _FEW:
-            return np.array([not _is_utf8(value) for value in texts.view(pa.binary()).to_pylist()])
+            values = texts.view(pa.binary()).to_pylist()
+            return np.array([value is not None and not is_utf8(value) for value in values])
         half = len(texts) // 2
         parts = (texts[:half], texts[half:])
         found = [_invalid(part) for part in parts]
@@ -272,13 +274,6 @@ def _invalid(texts: pa.StringArray) -> Mask | None:
             [np.zeros(len(part), np.bool_) if mask is None else mask for part, mask in zip(parts, found, strict=True)]
         )
     return None
-
-
-def _is_utf8(value: bytes | None) -> bool:
-    try:
-        return value is None or value.isascii() or bool(value.decode())
-    except UnicodeDecodeError:
-        return False
 
 
 def sized(hive: HiveType) -> Convert:

@@ -68,6 +68,14 @@ def total_bytes(values: Sequence[bytes]) -> int:
     return len(values.text) + 1 - len(values) if isinstance(values, Lines) else sum(map(len, values))
 
 
+def is_utf8(value: bytes) -> bool:
+    """Return whether the bytes are a text in UTF-8."""
+    try:
+        return value.isascii() or bool(value.decode())
+    except UnicodeDecodeError:
+        return False
+
+
 def without_tombstones(values: Sequence[bytes | None]) -> Sequence[bytes]:
     """Return the values that are not None. A sequence that certainly contains no None is returned without a copy."""
     if isinstance(values, Lines):

@@ -19,7 +19,14 @@ from ingestd.acid.constraints import Refuse, unfit_rows
 from ingestd.acid.partition_expressions import KAFKA_HEADER
 from ingestd.acid.routing import Shape
 from ingestd.errors import ConfigError
-from ingestd.formats.decoder import DecodeResult, Evolving, Reject, without_tombstones, without_violations
+from ingestd.formats.decoder import (
+    DecodeResult,
+    Evolving,
+    Reject,
+    is_utf8,
+    without_tombstones,
+    without_violations,
+)
 from ingestd.formats.options import FormatOptions, decoder_of
 from ingestd.formats.registry import Registry
 from ingestd.formats.row_batches import FIRST_NANO, LAST_NANO
@@ -282,15 +289,7 @@ def _texts(values: pa.Array) -> tuple[pa.Array, list[int]]:
         return values.cast(pa.string()), []
     except pa.ArrowInvalid:
         known = values.to_pylist()
-    bad = [index for index, value in enumerate(known) if value is not None and not _is_utf8(value)]
+    bad = [index for index, value in enumerate(known) if value is not None and not is_utf8(value)]
     for index in bad:
         known[index] = None
     return pa.array(known, pa.binary()).cast(pa.string()), bad
-
-
-def _is_utf8(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -13,11 +13,8 @@ from ingestd.acid.routing import Shape
 from ingestd.formats.decoder import ConstraintDecoder, DecodeResult, Reject, without_violations
 from ingestd.formats.json.decoder import JsonDecoder
 from ingestd.formats.record_decoder import Tombstones
-from ingestd.schema import Column, HiveType
-
-
-def _columns(**types: str) -> tuple[Column, ...]:
-    return tuple(Column(name, HiveType.parse(text)) for name, text in types.items())
+from ingestd.schema import Column
+from tests.support.decoding import columns_of
 
 
 def _shape(columns: tuple[Column, ...], keys: tuple[Column, ...], *not_null: str) -> Shape:
@@ -25,7 +22,7 @@ def _shape(columns: tuple[Column, ...], keys: tuple[Column, ...], *not_null: str
 
 
 def test_rows_when_not_null_columns_contain_nulls_then_the_first_column_is_named() -> None:
-    shape = _shape(_columns(a="int", b="string"), _columns(p="string", q="date"), "a", "b")
+    shape = _shape(columns_of(a="int", b="string"), columns_of(p="string", q="date"), "a", "b")
     batch = pa.record_batch(
         {
             "a": pa.array([1, None, 3, 4, 5, None], pa.int32()),
@@ -51,13 +48,13 @@ def test_rows_when_not_null_columns_contain_nulls_then_the_first_column_is_named
 def test_rows_when_a_directory_name_is_too_long_then_they_are_found(
     kind: str, fits: list[str | None], too_long: list[str]
 ) -> None:
-    columns = _columns(p=kind)
+    columns = columns_of(p=kind)
     batch = pa.record_batch({"p": pa.array([*fits, *too_long], pa.string())})
     assert sorted(unfit_rows(batch, _shape((), columns))) == list(range(len(fits), len(fits) + len(too_long)))
 
 
 def test_rows_when_the_partition_name_is_too_long_then_the_last_column_is_named() -> None:
-    columns = _columns(p="string", q="string", r="string", s="string")
+    columns = columns_of(p="string", q="string", r="string", s="string")
     rows = [["x" * 200] * 4, ["x" * 180] * 4, ["é" * 120] * 4]
     batch = pa.record_batch({c.name: [row[place] for row in rows] for place, c in enumerate(columns)})
     assert [len(partition_name([c.name for c in columns], row)) for row in rows] == [811, 731, 491]
@@ -66,7 +63,7 @@ def test_rows_when_the_partition_name_is_too_long_then_the_last_column_is_named(
 
 @pytest.mark.parametrize("tombstones", ["stop", "skip", "null_row"])
 def test_decoder_when_rows_cannot_be_stored_then_rejects_contain_the_index_in_the_batch(tombstones: Tombstones) -> None:
-    columns = _columns(a="int")
+    columns = columns_of(a="int")
     shape = _shape(columns, (), "a")
     decoder = ConstraintDecoder(JsonDecoder(columns, tombstones=tombstones), lambda batch: unfit_rows(batch, shape))
     values = [b'{"a":1}', None, b"{}", b"nonsense", b'{"a":null}', b'{"a":6}']
@@ -86,7 +83,7 @@ def test_decoder_when_one_row_of_a_record_cannot_be_stored_then_no_row_of_it_rem
     values = [b"first", b"second", b"third", b"fourth"]
     reject = Reject.of(3, b"fourth", "", "is malformed")
     decoded = DecodeResult(batches, [reject], 0, np.array([0, 0, 1, 1, 2, 1, 2]))
-    shape = _shape(_columns(a="int"), (), "a")
+    shape = _shape(columns_of(a="int"), (), "a")
     found = without_violations(decoded, values, lambda batch: unfit_rows(batch, shape))
     assert [batch.column("a").to_pylist() for batch in found.batches] == [[10, 11], [30, 31]]
     assert found.records is not None

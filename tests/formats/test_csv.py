@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from ingestd.errors import ConfigError
 from ingestd.formats.csv import CsvOptions
-from ingestd.formats.decoder import DecodeResult, RejectError
+from ingestd.formats.decoder import RejectError
 from ingestd.schema import Column, HiveType
+from tests.support.decoding import rows_of
 
 COLUMNS = [
     Column(name, HiveType.parse(text)) for name, text in {"id": "int", "note": "string", "raw": "binary"}.items()
@@ -40,17 +41,13 @@ PIECES += [
 ]
 
 
-def rows(decoded: DecodeResult) -> list[dict[str, Any]]:
-    return [row for batch in decoded.batches for row in batch.to_pylist()]
-
-
 def test_decode_when_fields_are_quoted_then_quotes_are_removed_and_the_text_is_kept() -> None:
     columns = [*COLUMNS[:2], Column("day", HiveType.parse("date"))]
     decoder = CsvOptions(fields=("note", "", "id", "day")).decoder(columns)
     values = [b'"say ""hi"", \r\nAnn",x,"5",2026-11-21\r\n', b',"",6', b'"",,"",,surplus\n', b""]
     decoded = decoder.decode(values)
     assert decoded.rejects == []
-    assert rows(decoded) == [
+    assert rows_of(decoded) == [
         {"id": 5, "note": 'say "hi", \r\nAnn', "day": date(2026, 11, 21)},
         {"id": 6, "note": None, "day": None},
         {"id": None, "note": "", "day": None},
@@ -75,7 +72,7 @@ def test_decode_when_a_record_is_malformed_then_it_alone_is_a_reject(value: byte
     for before, after in ([b"1,a"], [b'2,"b"']), ([], []):
         decoded = decoder.decode([*before, value, *after])
         assert [(reject.row, reject.reason) for reject in decoded.rejects] == [(len(before), reason)]
-        assert [row["note"] for row in rows(decoded)] == ["a", "b"][: 2 * len(before)]
+        assert [row["note"] for row in rows_of(decoded)] == ["a", "b"][: 2 * len(before)]
 
 
 @pytest.mark.parametrize("options", FORMS, ids=lambda form: ",".join(form.fields))
@@ -93,7 +90,7 @@ def test_decode_when_records_are_in_one_batch_then_result_is_that_of_each_record
         except RejectError as error:  # noqa: PERF203
             rejects.append((index, error.column, error.reason))
     decoded = decoder.decode(values)
-    assert [list(row.values()) for row in rows(decoded)] == expected
+    assert [list(row.values()) for row in rows_of(decoded)] == expected
     assert [(reject.row, reject.column, reject.reason) for reject in decoded.rejects] == rejects
 
 
@@ -113,7 +110,7 @@ def test_decode_when_records_are_written_by_the_csv_module_then_returns_their_fi
         values.append(text.getvalue().encode(errors="replace"))
     decoded = CsvOptions(fields=("a", "b"), null_text="no text\0").decoder(columns).decode(values)
     assert decoded.rejects == []
-    found = [[row["a"], row["b"]] for row in rows(decoded)]
+    found = [[row["a"], row["b"]] for row in rows_of(decoded)]
     assert found == [[field.encode(errors="replace").decode() for field in record] for record in records]
 
 

@@ -16,16 +16,11 @@ import pytest
 from ingestd.errors import ConfigError
 from ingestd.formats.decoder import DecodeResult, Reject
 from ingestd.formats.delimited import DelimitedDecoder, DelimitedFormat
-from ingestd.schema import Column, HiveType
-from tests.support.decoding import in_order
+from tests.support.decoding import columns_of, in_order, values_of
 
 HIVE = DelimitedFormat()
 STRICT = DelimitedFormat(bad_values="reject", bad_counts="reject")
 BAD = "invalid"
-
-
-def columns_of(*types: str) -> list[Column]:
-    return [Column(f"c{index}", HiveType.parse(text)) for index, text in enumerate(types)]
 
 
 def one(type_text: str, text: bytes, form: DelimitedFormat = HIVE) -> Any:
@@ -147,12 +142,8 @@ def test_decode_when_field_counts_and_line_ends_vary_then_fits_records_to_column
     for batch in ([record], [b"7\x01x\x018", record], [record, record], [record, b"7\x01x\x018"]):
         decoded = decoder.decode(batch)
         assert decoded.rejects == []
-        assert expected in rows(decoded)
+        assert expected in values_of(decoded)
         assert decoded.rows == len(batch)
-
-
-def rows(decoded: DecodeResult) -> list[tuple[object, ...]]:
-    return [row for batch in decoded.batches for row in zip(*(column.to_pylist() for column in batch), strict=True)]
 
 
 def test_decode_when_bad_counts_are_rejected_then_reason_contains_the_count() -> None:
@@ -162,7 +153,7 @@ def test_decode_when_bad_counts_are_rejected_then_reason_contains_the_count() ->
         (2, "", "the number of fields is 3, but the number of columns is 2"),
         (3, "c0", "'x' is not a number, but the type is int"),
     ]
-    assert rows(decoded) == [(1, 2)]
+    assert values_of(decoded) == [(1, 2)]
 
 
 def test_decode_when_record_has_no_value_then_rejects() -> None:
@@ -171,7 +162,7 @@ def test_decode_when_record_has_no_value_then_rejects() -> None:
         Reject(0, "", "record has no value (tombstone)", b""),
         Reject(2, "", "record has no value (tombstone)", b""),
     ]
-    assert (rows(decoded), decoded.skipped) == ([(1,), (2,)], 0)
+    assert (values_of(decoded), decoded.skipped) == ([(1,), (2,)], 0)
     assert DelimitedDecoder(columns_of("int"), HIVE).decode([]) == DecodeResult([], [], 0)
 
 
@@ -186,7 +177,7 @@ def test_decode_when_record_has_no_value_then_rejects() -> None:
 )  # fmt: skip
 def test_decode_when_escape_is_set_then_byte_after_it_is_data(record: bytes, expected: tuple[object, ...]) -> None:
     decoder = DelimitedDecoder(columns_of("string", "int", "varchar(4)"), DelimitedFormat(escape="\\"))
-    assert rows(decoder.decode([record, b"x\x011\x01y"])) == [expected, ("x", 1, "y")]
+    assert values_of(decoder.decode([record, b"x\x011\x01y"])) == [expected, ("x", 1, "y")]
 
 
 @pytest.mark.parametrize(
@@ -217,21 +208,21 @@ def test_decode_when_column_is_complex_then_splits_level_by_level(
 ) -> None:
     decoded = DelimitedDecoder(columns_of(*types.split(";")), HIVE).decode([record])
     assert decoded.rejects == []
-    assert rows(decoded) == [expected]
+    assert values_of(decoded) == [expected]
 
 
 def test_decode_when_column_is_complex_and_escaped_then_unescapes_its_parts() -> None:
     columns = columns_of("array<int>", "map<string,string>", "struct<a:string,b:string>")
     record = b"1\\\x022\x022\x01a\\\x03b\x03c\\\x02\x01x\\\x02y\x02z\\n"
     decoded = DelimitedDecoder(columns, DelimitedFormat(escape="92")).decode([record])
-    assert rows(decoded) == [([None, 2], [("a\x03b", "c\x02")], {"a": "x\x02y", "b": "z\n"})]
+    assert values_of(decoded) == [([None, 2], [("a\x03b", "c\x02")], {"a": "x\x02y", "b": "z\n"})]
 
 
 def test_decode_when_column_is_complex_and_strict_then_rejects_bad_elements() -> None:
     decoder = DelimitedDecoder(columns_of("array<int>", "map<int,int>"), STRICT)
     decoded = decoder.decode([b"1\x02x\x011\x032", b"1\x01x\x031", b"1\x02\x02\\N\x01\x031", b"1\x011\x03x"])
     assert [(reject.row, reject.column) for reject in decoded.rejects] == [(0, "c0"), (1, "c1"), (3, "c1")]
-    assert rows(decoded) == [([1, None, None], [])]
+    assert values_of(decoded) == [([1, None, None], [])]
 
 
 def test_decode_when_delimiters_are_configured_then_uses_them() -> None:
@@ -239,14 +230,14 @@ def test_decode_when_delimiters_are_configured_then_uses_them() -> None:
     decoded = DelimitedDecoder(columns_of("string", "map<string,int>", "array<int>"), form).decode(
         [b"a,b:1;c:2,1;2", b",,", b"x"]
     )
-    assert rows(decoded) == [("a", [("b", 1), ("c", 2)], [1, 2]), (None, None, None), ("x", None, None)]
+    assert values_of(decoded) == [("a", [("b", 1), ("c", 2)], [1, 2]), (None, None, None), ("x", None, None)]
 
 
 @pytest.mark.parametrize("delimiter", ["\t", " ", '"', "\\", "\x7f", "a", "0", "\n", "10", "\r", "\0", ","])
 def test_decode_when_delimiter_is_any_ascii_character_then_splits_at_it(delimiter: str) -> None:
     byte = bytes([int(delimiter) if delimiter.isdigit() else ord(delimiter)])
     decoder = DelimitedDecoder(columns_of("string", "string"), DelimitedFormat(field_delimiter=delimiter))
-    assert rows(decoder.decode([b"x" + byte + b"y", byte, b"x"])) == [("x", "y"), ("", ""), ("x", None)]
+    assert values_of(decoder.decode([b"x" + byte + b"y", byte, b"x"])) == [("x", "y"), ("", ""), ("x", None)]
 
 
 @pytest.mark.parametrize(

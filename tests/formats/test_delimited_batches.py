@@ -16,7 +16,7 @@ from ingestd.formats.lazysimple.columns import FieldConverter
 from ingestd.formats.record_decoder import NotColumnar
 from ingestd.formats.row_batches import TimestampUnits, array_of
 from ingestd.schema import Column, HiveType
-from tests.support.decoding import in_order
+from tests.support.decoding import columns_of, in_order
 
 HIVE = DelimitedFormat()
 STRICT = DelimitedFormat(bad_values="reject", bad_counts="reject")
@@ -24,10 +24,6 @@ TYPES = [
     "boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "decimal(10,2)", "decimal(38,20)",
     "decimal(3,3)", "string", "varchar(5)", "char(5)", "binary", "date", "timestamp",
 ]  # fmt: skip
-
-
-def columns_of(*types: str) -> list[Column]:
-    return [Column(f"c{index}", HiveType.parse(text)) for index, text in enumerate(types)]
 
 
 COLUMNS = columns_of(*TYPES, "timestamp", "array<int>", "map<string,date>", "struct<a:double,b:varchar(2)>")
@@ -165,7 +161,7 @@ def records(draw: st.DrawFn, width: int) -> list[bytes]:
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> tuple[list[Column], list[list[list[bytes]]]]:
+def batches(draw: st.DrawFn) -> tuple[Sequence[Column], list[list[list[bytes]]]]:
     columns = draw(st.sampled_from([COLUMNS, COLUMNS, DEEP, COLUMNS[10:13]]))
     record = records(len(columns))
     return columns, draw(st.lists(st.lists(record, min_size=1, max_size=5), min_size=1, max_size=2))

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingestd.errors import ConfigError
-from ingestd.formats.decoder import DecodeResult, RejectError
+from ingestd.formats.decoder import RejectError
 from ingestd.formats.delimited import DelimitedOptions
 from ingestd.formats.regex import RegexOptions
 from ingestd.schema import Column, HiveType
+from tests.support.decoding import rows_of
 
 COLUMNS = [
     Column(name, HiveType.parse(text))
@@ -23,10 +24,6 @@ PIPE = RegexOptions(pattern=r"(\S*) \[(.*?)\] (\d*)(?: (.*))?", fields=("day", "
 PIECES = [b"2026-11-21", b"x", b"5", b"", b",", b",,", b"\\N", b" ", b"[y]", b"\xff", b"\n", b"2026-11-21,x,5,a"]
 
 
-def rows(decoded: DecodeResult) -> list[dict[str, object]]:
-    return [row for batch in decoded.batches for row in batch.to_pylist()]
-
-
 @pytest.mark.parametrize(
     ("options", "values"),
     [(COMMA, [b"2026-11-21,\xff,5,a", b",,6"]), (PIPE, [b"2026-11-21 [x] 5 a", b" [] 6"])],
@@ -35,7 +32,7 @@ def rows(decoded: DecodeResult) -> list[dict[str, object]]:
 def test_decode_when_fields_are_named_then_columns_without_a_field_are_null(
     options: DelimitedOptions | RegexOptions, values: list[bytes]
 ) -> None:
-    assert rows(options.decoder(COLUMNS).decode(values)) == [
+    assert rows_of(options.decoder(COLUMNS).decode(values)) == [
         {"id": 5, "note": "a", "day": date(2026, 11, 21), "added": None},
         {"id": 6, "note": None, "day": None, "added": None},
     ]
@@ -43,10 +40,10 @@ def test_decode_when_fields_are_named_then_columns_without_a_field_are_null(
 
 def test_decode_when_a_record_has_surplus_fields_then_they_are_dropped_or_the_record_is_a_reject() -> None:
     dropping = DelimitedOptions(fields=("id",), field_delimiter=",")
-    assert rows(dropping.decoder(COLUMNS[:1]).decode([b"1", b"2,x", b"3,,"])) == [{"id": 1}, {"id": 2}, {"id": 3}]
+    assert rows_of(dropping.decoder(COLUMNS[:1]).decode([b"1", b"2,x", b"3,,"])) == [{"id": 1}, {"id": 2}, {"id": 3}]
     rejecting = DelimitedOptions(fields=("id", "note"), field_delimiter=",", surplus="reject", unmatched="null")
     decoded = rejecting.decoder(COLUMNS[:2]).decode([b"1", b"2,x", b"3,,"])
-    assert rows(decoded) == [{"id": 1, "note": None}, {"id": 2, "note": "x"}]
+    assert rows_of(decoded) == [{"id": 1, "note": None}, {"id": 2, "note": "x"}]
     assert [(reject.row, reject.reason) for reject in decoded.rejects] == [
         (2, "the number of fields is 3, but the number of columns is 2")
     ]
@@ -78,7 +75,7 @@ def test_decode_when_records_are_in_one_batch_then_result_is_that_of_each_record
             rejects.append((index, error.column, error.reason))
     decoded = decoder.decode(values)
     day = {None: None, date(2026, 11, 21): 20778}
-    assert [[row["id"], row["note"], day[row["day"]]] for row in rows(decoded)] == expected  # type: ignore[index]
+    assert [[row["id"], row["note"], day[row["day"]]] for row in rows_of(decoded)] == expected
     assert [(reject.row, reject.column, reject.reason) for reject in decoded.rejects] == rejects
 
 

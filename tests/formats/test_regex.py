@@ -10,19 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingestd.errors import ConfigError
-from ingestd.formats.decoder import DecodeResult
 from ingestd.formats.delimited import DelimitedDecoder, DelimitedFormat
 from ingestd.formats.regex import RegexDecoder
-from ingestd.schema import Column, HiveType
-
-
-def columns_of(*types: str) -> list[Column]:
-    return [Column(f"c{index}", HiveType.parse(text)) for index, text in enumerate(types)]
-
-
-def rows(decoded: DecodeResult) -> list[tuple[object, ...]]:
-    return [row for batch in decoded.batches for row in zip(*(column.to_pylist() for column in batch), strict=True)]
-
+from tests.support.decoding import columns_of, values_of
 
 LOG = r"(\d+) \[(\w+)\] (\S+)(?: (.*))?"
 
@@ -31,7 +21,7 @@ def test_decode_when_record_matches_then_groups_are_columns() -> None:
     decoder = RegexDecoder(columns_of("int", "string", "date", "varchar(5)"), LOG)
     decoded = decoder.decode([b"5 [INFO] 2026-11-21 started\nwell", b"6 [WARN] -", "7 [E] x ä".encode()])
     assert decoded.rejects == []
-    assert rows(decoded) == [
+    assert values_of(decoded) == [
         (5, "INFO", date(2026, 11, 21), "start"), (6, "WARN", None, None), (7, "E", None, "ä"),
     ]  # fmt: skip
 
@@ -47,7 +37,7 @@ def test_decode_when_record_is_unmatched_or_not_utf8_or_has_no_value_then_reject
         (4, "", "record does not match the regular expression"),
         (6, "", "record does not match the regular expression"),
     ]
-    assert rows(decoded) == [(1,), (None,)]
+    assert values_of(decoded) == [(1,), (None,)]
     assert [decoder.check(value) is None for value in values if value is not None] == [
         True, False, False, False, True, False,
     ]  # fmt: skip
@@ -55,12 +45,12 @@ def test_decode_when_record_is_unmatched_or_not_utf8_or_has_no_value_then_reject
 
 def test_decode_when_unmatched_is_null_then_row_contains_nulls() -> None:
     decoder = RegexDecoder(columns_of("int", "string"), r"(\d*),(.*)", unmatched="null")
-    assert rows(decoder.decode([b"1,a", b"x", b"2,\\N"])) == [(1, "a"), (None, None), (2, "\\N")]
+    assert values_of(decoder.decode([b"1,a", b"x", b"2,\\N"])) == [(1, "a"), (None, None), (2, "\\N")]
 
 
 def test_decode_when_case_is_ignored_then_matches_any_case() -> None:
     columns = columns_of("boolean")
-    assert rows(RegexDecoder(columns, "flag=(true|false)", ignore_case=True).decode([b"FLAG=TRUE"])) == [(True,)]
+    assert values_of(RegexDecoder(columns, "flag=(true|false)", ignore_case=True).decode([b"FLAG=TRUE"])) == [(True,)]
     assert len(RegexDecoder(columns, "flag=(true|false)").decode([b"FLAG=TRUE"]).rejects) == 1
 
 
@@ -68,7 +58,7 @@ def test_decode_when_bad_values_are_rejected_then_reject_names_the_column() -> N
     decoder = RegexDecoder(columns_of("string", "int"), "(.*),(.*)?", bad_values="reject")
     decoded = decoder.decode([b"a,x", b"a,5.7", b"a,"])
     assert [(reject.row, reject.column) for reject in decoded.rejects] == [(0, "c1")]
-    assert rows(decoded) == [("a", 5), ("a", None)]
+    assert values_of(decoded) == [("a", 5), ("a", None)]
     assert decoder.check(b"a,x") == decoded.rejects[0]
 
 

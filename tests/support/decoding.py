@@ -13,14 +13,20 @@ from ingestd.schema import Column, HiveType
 T = TypeVar("T")
 
 
-def columns_of(**types: str) -> tuple[Column, ...]:
-    """Return columns of these names and types."""
-    return tuple(Column(name, HiveType.parse(text)) for name, text in types.items())
+def columns_of(*types: str, **named: str) -> tuple[Column, ...]:
+    """Return columns of these types, with the names c0, c1 …, or of these names and types."""
+    numbered = {f"c{index}": text for index, text in enumerate(types)}
+    return tuple(Column(name, HiveType.parse(text)) for name, text in {**numbered, **named}.items())
 
 
 def rows_of(decoded: DecodeResult) -> list[dict[str, Any]]:
     """Return all rows, each by the names of its columns."""
     return [row for batch in decoded.batches for row in batch.to_pylist()]
+
+
+def values_of(decoded: DecodeResult) -> list[tuple[Any, ...]]:
+    """Return all rows, each by the positions of its columns."""
+    return [row for batch in decoded.batches for row in zip(*(column.to_pylist() for column in batch), strict=True)]
 
 
 def in_order(decoded: DecodeResult, rows: Sequence[T]) -> list[T]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ingestd.formats.decoder import NEWLINE, join_lines
+from ingestd.formats.decoder import NEWLINE, is_utf8, join_lines
 from ingestd.formats.json.record import MAX_DEPTH
 from ingestd.formats.record_decoder import NotColumnar
 
@@ -122,8 +122,8 @@ def _faulty_lines(text: bytes, values: Sequence[bytes]) -> npt.NDArray[np.intp]:
     faulty: Mask = ends - starts < len(_EMPTY)
     if len(text):
         faulty |= (letters[np.minimum(starts, last)] != _OPEN) | (letters[ends - 1] != _CLOSE)
-    if not _is_utf8(text):
-        faulty |= [not _is_utf8(value) for value in values]
+    if not is_utf8(text):
+        faulty |= [not is_utf8(value) for value in values]
     if np.count_nonzero(letters == _OPEN) > len(values) or b"[" in text:
         if _has_second_root(text):
             faulty |= list(map(_has_second_root, values))
@@ -135,7 +135,7 @@ def _faulty_lines(text: bytes, values: Sequence[bytes]) -> npt.NDArray[np.intp]:
 def _is_plain(line: bytes) -> bool:
     """Return whether Arrow reads the line as one record or not at all."""
     is_object = line.startswith(b"{") and line.endswith(b"}")
-    return is_object and _is_utf8(line) and not _has_second_root(line) and not _may_nest(line)
+    return is_object and is_utf8(line) and not _has_second_root(line) and not _may_nest(line)
 
 
 def _has_second_root(text: bytes) -> bool:
@@ -144,13 +144,6 @@ def _has_second_root(text: bytes) -> bool:
     Outside strings, it can only occur between two objects of one line, which crashes Arrow (seen in Arrow 26).
     """
     return b"null" in text and _SECOND_ROOT.search(text) is not None
-
-
-def _is_utf8(text: bytes) -> bool:
-    try:
-        return text.isascii() or bool(text.decode())
-    except UnicodeDecodeError:
-        return False
 
 
 def _may_nest(value: bytes) -> bool:

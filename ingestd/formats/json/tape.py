@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingestd.formats.decoder import NEWLINE
+from ingestd.formats.decoder import NEWLINE, is_utf8
 from ingestd.formats.json.record import MAX_DEPTH
 
 Ints = npt.NDArray[np.int32]
@@ -230,9 +230,9 @@ class Tape:
     def _check_utf8(self) -> None:
         if self.text.isascii():
             return
-        if not _is_utf8(self.text):
+        if not is_utf8(self.text):
             lines = self.text.split(b"\n")
-            raise _MalformedError(np.flatnonzero([not _is_utf8(line) for line in lines]))
+            raise _MalformedError(np.flatnonzero([not is_utf8(line) for line in lines]))
 
     def _escaped(self) -> Ints:
         """Return the places of the characters after a backslash that begins an escape sequence, without backslashes."""
@@ -412,13 +412,6 @@ class Tape:
 def is_encodable(text: str) -> bool:
     """Return whether a text has no unpaired surrogate."""
     return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
-
-
-def _is_utf8(text: bytes) -> bool:
-    try:
-        return text.isascii() or bool(text.decode())
-    except UnicodeDecodeError:
-        return False
 
 
 def _mapped(letters: npt.NDArray[np.uint8], table: bytes) -> Mask:
