@@ -90,7 +90,9 @@ def _avro_type(kind: HiveType, name: str) -> Any:
         return {
             "type": "record",
             "name": name,
-            "fields": [{"name": one, "type": ["null", _avro_type(child, name + one.title())]} for one, child in fields],
+            "fields": [
+                {"name": field, "type": ["null", _avro_type(child, name + field.title())]} for field, child in fields
+            ],
         }
     if kind.kind == "array":
         return {"type": "array", "items": _avro_type(kind.children[0], name + "Item")}

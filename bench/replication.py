@@ -53,10 +53,10 @@ def copies(sets: Mapping[str, FileSet], found: Mapping[str, Callable[[FileSet], 
     table = _table("files", "program", "seconds", "files/s", "MB/s", "times cp -r")
     for name, files in sets.items():
         seconds = measure(files, found, runs)
-        for program, one in seconds.items():
-            rates = f"{len(files.files) / one:,.0f}", f"{files.bytes / one / 1e6:,.0f}"
+        for program, taken in seconds.items():
+            rates = f"{len(files.files) / taken:,.0f}", f"{files.bytes / taken / 1e6:,.0f}"
             table.add_row(
-                f"{len(files.files):,} {name}", program, f"{one:.2f}", *rates, f"{seconds['cp -r'] / one:.2f}"
+                f"{len(files.files):,} {name}", program, f"{taken:.2f}", *rates, f"{seconds['cp -r'] / taken:.2f}"
             )
     return table
 
@@ -84,20 +84,20 @@ def replay(source: str, target: str, folder: Path, commits: int, runs: int) -> T
     }
     cycles: dict[str, list[Replayed]] = {name: [] for name in kinds}
     lags: dict[str, list[Replayed]] = {name: [] for name in kinds}
-    for one in copied.values():
-        one.measure(min(commits, _WARM_UP))
+    for copy in copied.values():
+        copy.measure(min(commits, _WARM_UP))
     for _ in range(runs):
-        for name, one in copied.items():
-            cycles[name].append(one.measure(commits))
-            lags[name].append(one.measure(1))
+        for name, copy in copied.items():
+            cycles[name].append(copy.measure(commits))
+            lags[name].append(copy.measure(1))
     for name, some in cycles.items():
         table.add_row(
             name,
             *_row(some),
             f"{_median(lags[name], lambda replayed: replayed.dump_seconds + replayed.load_seconds):.2f} s",
         )
-    for one in copied.values():
-        one.close()
+    for copy in copied.values():
+        copy.close()
     return table
 
 

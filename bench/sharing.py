@@ -75,7 +75,7 @@ def _measure(shape: Shape, servers: str, folder: Path, count: int, runs: int) ->
     line = f"{shape.name}: reading {reading:.2f} us per record, decoding {decoding:.2f} us, writing {writing[0]:.2f} us"
     for mappings, part in zip(_MAPPINGS, writing[1:], strict=True):
         whole = mappings * (reading + decoding + part)
-        saved = [(mappings - 1) * one / whole for one in (reading, reading + decoding)]
+        saved = [(mappings - 1) * part / whole for part in (reading, reading + decoding)]
         line += (
             f"; {mappings} mappings with 1/{mappings} of the rows each save at most {saved[0]:.0%} by one read,"
             f" {saved[1]:.0%} if they also share the decoded rows"

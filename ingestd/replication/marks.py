@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ingestd.errors import ReplicationError
+from ingestd.hive import replay
 
 SOURCE_FOR = "repl.source.for"
 """On a source: the policies that dump it, separated by commas. Makes the change manager keep removed files."""
 TARGET_FOR = "repl.target.for"
 """On a target: `true`; background tasks leave its tables as they are."""
-LAST_ID = "repl.last.id"
+LAST_ID = replay.LAST_ID
 """On a target: the last event of the source that it contains."""
 CHECKPOINT = "hive.repl.ckpt.key"
 """On a database, table or partition: the directory of the dump that has filled it completely."""

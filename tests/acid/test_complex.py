@@ -112,7 +112,7 @@ def value_of(kind: HiveType, value: Any, unit: int) -> Any:
         return None
     if kind.kind == "map":
         key, item = kind.children
-        return [(value_of(key, one, unit), value_of(item, other, unit)) for one, other in value]
+        return [(value_of(key, first, unit), value_of(item, second, unit)) for first, second in value]
     if kind.kind == "array":
         return [value_of(kind.children[0], item, unit) for item in value]
     if kind.kind == "struct":

@@ -78,7 +78,9 @@ def statistics_of(path: Path) -> Iterator[tuple[str, dict[int, int | bytes]]]:
 def long_texts(count: int) -> list[str]:
     """Return texts of which two thirds have the first 1,024 bytes in common, and cannot be compressed."""
     random = Random(count)
-    return [f"short {one}" if one % 3 == 0 else "é" * 600 + random.randbytes(500).hex() for one in range(count)]
+    return [
+        f"short {number}" if number % 3 == 0 else "é" * 600 + random.randbytes(500).hex() for number in range(count)
+    ]
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
@@ -90,8 +92,8 @@ def test_close_when_texts_are_long_then_all_their_statistics_are_short(
     encoding = Encoding(compression, index_stride=1000, stripe_bytes=256 << 10, bloom_columns=("s", "v"))
     writer = writer_type(path, COLUMNS, 7, bucket_property(0, 0), encoding=encoding)
     batches = [batch(long_texts(600), first) for first in range(0, 1800, 600)]
-    for one in batches:
-        writer.write(one)
+    for rows in batches:
+        writer.write(rows)
     size = writer.close()
     assert (size.rows, size.bytes) == (1800, path.stat().st_size)
     file = orc.ORCFile(path)
@@ -190,5 +192,5 @@ def test_bounds_when_texts_are_random_then_both_orders_agree(end: str, length: i
     assert len(lower) <= 1024
     assert len(upper) <= 1024
     assert lower <= text.encode() < upper
-    low, middle, high = (one.encode("utf-16-be") for one in (lower.decode(), text, upper.decode()))
+    low, middle, high = (bound.encode("utf-16-be") for bound in (lower.decode(), text, upper.decode()))
     assert low <= middle < high

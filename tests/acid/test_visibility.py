@@ -137,8 +137,8 @@ def test_visible_rows_when_location_is_missing_then_storage_unavailable(tmp_path
 def seen(names: list[str], valid: ValidWriteIds, bad_txns: tuple[int, ...] = ()) -> list[str]:
     directories = visible_directories(names, valid, lambda txn: txn not in bad_txns)
     base = [directories.base.name] if directories.base else []
-    deltas = [one.name for one in directories.deltas]
-    return [*base, *deltas, *(one.name for one in directories.delete_deltas)]
+    deltas = [delta.name for delta in directories.deltas]
+    return [*base, *deltas, *(delta.name for delta in directories.delete_deltas)]
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def test_check_online_when_no_service_answers_then_names_each_and_exit_code_is_6
     avro = _config(tmp_path, {"format": {"type": "avro"}}, registry={"url": "http://127.0.0.1:1"})
     json_result = run("check", "--online", "--output", "json", "--config", avro)
     assert json_result.code == 69
-    problems = {one["subject"]: one["problem"] for one in json_result.json}
+    problems = {check["subject"]: check["problem"] for check in json_result.json}
     assert problems["configuration"] is None
     assert problems["metastore"]["reason"] == "MetastoreUnavailable"
     assert "bootstrap.servers" in problems["mapping orders, topic orders"]["hint"]

@@ -158,7 +158,7 @@ def test_status_when_the_certificate_is_trusted_then_is_returned(tls: Address, f
     # The certificate does not contain the address.
     configured = Endpoint(f"https://{tls}", certificate=folder / "server.pem")
     for at in (named, configured):
-        assert [one["name"] for one in Daemon(at).status()["mappings"]] == ["orders"]
+        assert [mapping["name"] for mapping in Daemon(at).status()["mappings"]] == ["orders"]
 
 
 def test_status_when_the_certificate_is_not_trusted_then_says_why(tls: Address, folder: Path) -> None:

@@ -30,7 +30,7 @@ def test_compaction_when_requested_then_status_shows_it_and_rows_stay_the_same(s
     def partitions() -> dict[str, dict[str, Any]]:
         [mapping] = ask("status")["mappings"]
         assert mapping["error"] is None
-        return {one["partition"]: one for one in mapping["partitions"]}
+        return {partition["partition"]: partition for partition in mapping["partitions"]}
 
     before = partitions()
     assert [(name, one["deltas"], one["small_files"]) for name, one in before.items()] == [

@@ -67,7 +67,7 @@ def test_show_then_every_value_has_its_source_and_no_secret_is_printed(run: Run,
     first, second = files
     result = run("config", "show", "--output", "json", *_arguments(files))
     assert result.code == 0
-    shown = {one["key"]: (one["value"], one["source"]) for one in result.json}
+    shown = {entry["key"]: (entry["value"], entry["source"]) for entry in result.json}
     assert shown["metastore.uri"] == ("thrift://hms:9083", f"{first}:1")
     assert shown["metastore.timeout"] == (60.0, "default")
     assert shown["kafka.bootstrap.servers"] == ("broker:9092", f"{first}:3")
@@ -97,7 +97,7 @@ def test_show_then_every_value_has_its_source_and_no_secret_is_printed(run: Run,
 
 def test_show_when_the_configuration_is_the_example_then_shows_every_key(run: Run) -> None:
     result = run("config", "show", "--output", "json", "--config", EXAMPLE)
-    shown = {part for one in result.json for part in _prefixes(one["key"])}
+    shown = {part for entry in result.json for part in _prefixes(entry["key"])}
     assert {"mappings.format.type", "mappings.format.tombstones", "mappings.format.column"} <= shown
     # The keys of formats that the example does not use are not shown.
     optional = ("metastore.kerberos", "metastore.plain", "metastore.tls", "http.tls", "mappings.format")

@@ -116,7 +116,7 @@ def test_replay_when_no_record_fits_then_shows_the_present_reasons_and_changes_n
         assert "3 dead letters still do not fit" in result.out
     done = letters.run(run, "replay", "table", "--column", "id", "--since", "2020-01-01", "--output", "json").json
     assert (done["replayed"], done["rows"], done["txn"], done["remaining"]) == (0, 0, None, 2)
-    assert [one["letters"] for one in done["reasons"]] == [2]
+    assert [reason["letters"] for reason in done["reasons"]] == [2]
 
 
 def test_replay_when_it_cannot_be_done_then_says_why(run: Run, letters: Letters) -> None:

@@ -93,7 +93,7 @@ def test_daemon_when_deltas_pile_up_then_it_compacts_paces_and_recovers_without_
             eventually("a fast metastore", lambda: _pacing(daemon, first)[-1:] == [""])
             eventually("a requested compaction", lambda: daemon.events("compaction_finished"))
             known = daemon.events("committed")  # rows are readable while compactions run
-            assert len(stack.ids(auto)) >= sum(one["rows"] for one in known if one["mapping"] == first)
+            assert len(stack.ids(auto)) >= sum(event["rows"] for event in known if event["mapping"] == first)
         eventually(
             "the last record", lambda: sum(event["rows"] for event in daemon.events("committed")) == 2 * len(sent)
         )

@@ -38,7 +38,7 @@ def test_document_when_it_has_mappings_then_needs_kafka_also_with_replication() 
     with pytest.raises(ConfigError, match="kafka: is missing"):
         _document(replication={}, mappings=[mapping])
     document = _document(replication={}, mappings=[mapping], kafka={"bootstrap.servers": "b:9092"})
-    assert [one.name for one in document.mappings] == ["orders"]
+    assert [mapping.name for mapping in document.mappings] == ["orders"]
 
 
 @pytest.mark.parametrize(

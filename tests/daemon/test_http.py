@@ -367,7 +367,7 @@ def test_server_when_clients_are_slow_then_their_connections_end(client: Client,
 def _accepted(client: Client) -> int:
     """Return how many connections the server has open."""
     found = psutil.Process().net_connections("tcp")
-    return sum(1 for one in found if one.laddr.port == client.address.port and one.raddr)
+    return sum(1 for connection in found if connection.laddr.port == client.address.port and connection.raddr)
 
 
 @pytest.mark.parametrize(

@@ -86,21 +86,21 @@ def test_reload_when_data_flows_then_changed_mappings_restart_and_others_continu
     eventually("the failure", lambda: daemon.events("failed"))
     requests_to_failed = daemon.supervisor.controls[failed["name"]]
     with _flowing(stack, same, changed, removed, added) as counts:
-        eventually("rows", lambda: all(_rows(daemon, one) for one in (same, changed, removed)))
+        eventually("rows", lambda: all(_rows(daemon, mapping) for mapping in (same, changed, removed)))
         lease, owners = _lease(stack, changed), _owners(daemon, changed)
         unchanged = _options(daemon, same)
         changed["commit"] = {"interval": "100ms"}
         _write(stack, config, same, changed, added)
         daemon.supervisor.reload().result()
-        assert set(daemon.supervisor.monitors) == {one["name"] for one in (same, changed, added)}
+        assert set(daemon.supervisor.monitors) == {mapping["name"] for mapping in (same, changed, added)}
         assert isinstance(requests_to_failed.submit(Request("resume", "ann")).exception(0), RequestFailed)
         before = _rows(daemon, changed)
         eventually("rows of the new mapping", lambda: _rows(daemon, added))
         eventually("the restart of the changed mapping", lambda: _owners(daemon, changed) > owners)
         eventually("rows of the changed mapping", lambda: _rows(daemon, changed) > before)
         assert _lease(stack, changed).lock_id == lease.lock_id  # a standby had no chance to take over
-    for one in (same, changed, added):
-        eventually("all rows", lambda one=one: _rows(daemon, one) == counts[one["name"]])  # type: ignore[misc]
+    for mapping in (same, changed, added):
+        eventually("all rows", lambda mapping=mapping: _rows(daemon, mapping) == counts[mapping["name"]])  # type: ignore[misc]
     _refuses_invalid_changes(stack, daemon, config, (same, changed, added))
     # A mapping that was removed continues where it ended.
     eventually("the end of the removed mapping", lambda: daemon.events("stopped"))
@@ -108,8 +108,8 @@ def test_reload_when_data_flows_then_changed_mappings_restart_and_others_continu
     _write(stack, config, same, changed, removed)
     daemon.supervisor.reload().result()
     eventually("the removed mapping again", lambda: len(stack.ids(removed["name"])) == counts[removed["name"]])
-    for one in (same, changed, removed, added):
-        assert stack.ids(one["name"]) == list(range(counts[one["name"]]))
+    for mapping in (same, changed, removed, added):
+        assert stack.ids(mapping["name"]) == list(range(counts[mapping["name"]]))
     assert _options(daemon, same) is unchanged
     daemon.terminate()
     assert daemon.wait() == 0
@@ -133,7 +133,7 @@ def _refuses_invalid_changes(
         with pytest.raises(ConfigError) as caught:
             daemon.supervisor.reload().result()
         assert words in str(caught.value)
-    assert all(_options(daemon, one) is options for one, options in zip(mappings, before, strict=True))
+    assert all(_options(daemon, mapping) is options for mapping, options in zip(mappings, before, strict=True))
     assert other["name"] not in daemon.supervisor.monitors
 
 
@@ -195,7 +195,7 @@ def test_registry_when_it_changes_then_only_mappings_that_use_it_restart(tmp_pat
         return load([file])
 
     changes = find_changes(document(1), document(2))
-    assert ([one.name for one in changes.changed], changes.added, changes.removed) == (["a"], [], [])
+    assert ([change.name for change in changes.changed], changes.added, changes.removed) == (["a"], [], [])
 
 
 def test_sighup_when_received_then_reloads_once_mappings_run_and_a_hanging_file_blocks_nothing(stack: Stack) -> None:

@@ -67,10 +67,10 @@ def test_daemons_when_they_only_replicate_then_the_copy_follows_and_is_reported(
     refused = client.post("/reload")
     assert refused.status == 409
     assert "a running daemon can change only the policies of this section" in refused.json["error"]
-    for one in (daemon, loading):
-        one.terminate()
-        assert one.wait() == 0
-        assert not one.events("policy_failed")
+    for process in (daemon, loading):
+        process.terminate()
+        assert process.wait() == 0
+        assert not process.events("policy_failed")
 
 
 def _elsewhere(pair: Pair) -> dict[str, str]:

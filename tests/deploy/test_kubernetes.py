@@ -132,7 +132,7 @@ def test_policies_then_what_reads_records_reaches_kafka_and_the_registry_and_onl
     components = ("daemon", "executor") if overlay == "spark-on-k8s" else ("daemon",)
     for component in components:
         allowed = set[int]()
-        for policy in (one["spec"] for one in _built(overlay) if one["kind"] == "NetworkPolicy"):
+        for policy in (document["spec"] for document in _built(overlay) if document["kind"] == "NetworkPolicy"):
             wanted = policy["podSelector"]["matchLabels"].get("app.kubernetes.io/component", component)
             if wanted == component and "Egress" in policy["policyTypes"]:
                 allowed |= {port["port"] for rule in policy["egress"] for port in rule.get("ports", ())}

@@ -23,9 +23,9 @@ def _checks() -> set[str]:
     names = set()
     for module in MODULES:
         for value in vars(module).values():
-            for one in value if isinstance(value, tuple) else (value,):
-                if type(one).__name__ == "Check":
-                    names.add(one.name)
+            for item in value if isinstance(value, tuple) else (value,):
+                if type(item).__name__ == "Check":
+                    names.add(item.name)
     return names
 
 

@@ -161,8 +161,8 @@ def _bad(report: Report, mapping: str) -> dict[str, str]:
     found = [finding for finding in report.document["findings"] if finding["subject"] == f"mapping {mapping}"]
     assert found
     # The tables of tests are excluded from automatic compaction.
-    found = [one for one in found if one["check"] != "table.compaction"]
-    return {one["check"]: one["status"] for one in found if one["status"] in ("warning", "fault")}
+    found = [check for check in found if check["check"] != "table.compaction"]
+    return {check["check"]: check["status"] for check in found if check["status"] in ("warning", "fault")}
 
 
 def _mappings(cases: _Cases, stop: ExitStack) -> list[dict[str, object]]:
@@ -286,12 +286,12 @@ def test_storage_when_a_directory_is_not_writable_then_the_fault_names_it(cases:
     code, findings = result("check", "--online")
     assert code == 77
     checked = [finding["problem"] for finding in findings if ", storage" in finding["subject"] and finding["problem"]]
-    for one, problem, denied in zip(found, checked, (place, monday, dead), strict=True):
-        assert (one["status"], one["exit_code"]) == ("fault", 77)
+    for finding, problem, denied in zip(found, checked, (place, monday, dead), strict=True):
+        assert (finding["status"], finding["exit_code"]) == ("fault", 77)
         assert problem["reason"] == "PermissionDenied"
-        assert f"{denied}" in one["evidence"]
+        assert f"{denied}" in finding["evidence"]
         assert f"{denied}" in problem["where"]
-        assert "Permission denied" in one["evidence"]
-        assert "grant this process write permission" in one["fix"]
+        assert "Permission denied" in finding["evidence"]
+        assert "grant this process write permission" in finding["fix"]
     assert place.is_dir()
     assert not list(Path(place).iterdir())

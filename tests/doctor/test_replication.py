@@ -46,7 +46,7 @@ def test_doctor_when_policies_work_or_have_stopped_then_says_so(pair: Pair, exam
     pair.dump(Step("dump"))
     pair.load(Step("load"))
     healthy = examine(config)
-    assert not {one for one in healthy.bad if one.startswith("replication")}
+    assert not {check for check in healthy.bad if check.startswith("replication")}
     assert "events are kept for 168 h" in healthy.one("replication.event_log")["evidence"]
     assert healthy.one("replication.policies")["evidence"].startswith("policy dump: idle; ")
 

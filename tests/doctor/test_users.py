@@ -88,7 +88,7 @@ class _Daemon:
     def storage_problem(self, table: TableName) -> dict[str, str]:
         """Return what `check --online` says about the storage of a table."""
         found = self._document("check", "--online", self._config(table))
-        [problem] = [one["problem"] for one in found if one["subject"].endswith(", storage")]
+        [problem] = [check["problem"] for check in found if check["subject"].endswith(", storage")]
         return dict(problem)
 
     def _config(self, table: TableName, **keys: Any) -> str:

@@ -119,7 +119,7 @@ def test_decode_when_records_are_valid_mutated_or_hostile_then_each_has_the_outc
     valid = rows.map(lambda row: _written(options, row))
     mutated = st.builds(_mutated, valid, st.integers(0, 200), st.integers(0, 350))
     values = data.draw(st.lists(st.one_of(valid, valid, mutated, st.sampled_from(HOSTILE)), max_size=15)) * repeated
-    plain, decoder = (decoder_of(one, COLUMNS, None) for one in (options, replace(options, tombstones=tombstones)))
+    plain, decoder = (decoder_of(form, COLUMNS, None) for form in (options, replace(options, tombstones=tombstones)))
 
     decoded = decoder.decode(values)
 

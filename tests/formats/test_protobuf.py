@@ -130,7 +130,7 @@ def test_decode_when_arrays_are_packed_or_not_then_items_are_equal(kind: str) ->
     unpacked.message_type[0].field[0].options.packed = False
     hive = {"double": "double", "bool": "boolean"}.get(kind, "bigint")
     values = [1, 0] * 150 if kind == "bool" else list(range(300))
-    records = [parsed(one, r=values) for one in (file, unpacked)]
+    records = [parsed(definition, r=values) for definition in (file, unpacked)]
     assert len(records[1]) > len(records[0])
 
     decoded = decoder_of(file, columns_of(r=f"array<{hive}>")).decode([*records, records[0] + records[1]] * 30)

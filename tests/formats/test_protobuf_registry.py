@@ -150,12 +150,12 @@ def test_decode_when_each_record_has_another_index_path_then_schemas_are_request
     identifier = register(server, file_of(message("Row", [Field("id", 1, "int32")]), large))
     zigzag = range(2000, 2000 + 2 * count, 2)
     paths = [b"\x02" + struct.pack("BB", 0x80 | number & 0x7F, number >> 7) for number in zigzag]
-    records = [framed(one, path, b"") for path in paths for one in (identifier, 99)]
+    records = [framed(number, path, b"") for path in paths for number in (identifier, 99)]
 
     decoded = ProtobufOptions().decoder(COLUMNS, registry_of(server)).decode(records)
 
     assert len(decoded.rejects) == 2 * count
-    assert server.gets == [f"/schemas/ids/{one}?format=serialized" for one in (identifier, 99)]
+    assert server.gets == [f"/schemas/ids/{number}?format=serialized" for number in (identifier, 99)]
     assert {reject.reason for reject in decoded.rejects[1::2]} == {"the registry has no schema 99"}
 
 

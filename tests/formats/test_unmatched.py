@@ -384,7 +384,7 @@ def test_decode_when_an_avro_union_has_records_without_a_column_then_only_these_
     kinds = [json.loads(schema_of({field: "int"})) | {"name": name} for name, field in (("A", "id"), ("B", "x"))]
     schema = json.dumps(kinds)
     options = AvroOptions(framing="none", schemas=(schema,))
-    values = [encode(schema, one) for one in (("A", {"id": 1}), ("B", {"x": 1}))]
+    values = [encode(schema, record) for record in (("A", {"id": 1}), ("B", {"x": 1}))]
     decoded = options.decoder(COLUMNS).decode(values)
     assert reasons(decoded) == [(1, "", UNKNOWN)]
     assert rows_of(decoded) == [{"id": 1, "name": None}]

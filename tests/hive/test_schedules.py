@@ -94,9 +94,9 @@ def test_claim_when_several_clients_call_then_each_query_has_one_execution(
     _due(schedules, *names)
     others = [Schedules(metastore, schedules.namespace, f"tests/{number}") for number in range(8)]
 
-    def take(one: Schedules) -> Sequence[str]:
+    def take(executor: Schedules) -> Sequence[str]:
         found = []
-        while claimed := one.claim():
+        while claimed := executor.claim():
             found.append(claimed.name)
         return found
 

@@ -58,7 +58,7 @@ def _waiting(stack: Stack, table: TableName) -> list[int]:
     """Return the types of the locks that wait for the table."""
     request = ttypes.ShowLocksRequest(dbname=table.database, tablename=table.table)
     found = stack.metastore.call("show_locks", request).locks or []
-    return sorted(one.type for one in found if one.state == ttypes.LockState.WAITING)
+    return sorted(lock.type for lock in found if lock.state == ttypes.LockState.WAITING)
 
 
 def test_lock_when_ddl_is_requested_during_the_wait_then_the_commit_precedes_it(stack: Stack, table: TableName) -> None:

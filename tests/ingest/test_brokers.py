@@ -182,7 +182,7 @@ def test_leader_election_when_it_is_unclean_then_follows_on_offset_loss_and_no_i
     assert (failed["mapping"], failed["reason"]) == (names["stop"], "OffsetsLost")
     assert "the partition was truncated at 10, before the committed position 20" in failed["error"]
     lost = eventually("the loss to be skipped", lambda: daemon.events("offsets_lost"))
-    assert {one["mapping"] for one in lost} == {names["latest"]}
+    assert {event["mapping"] for event in lost} == {names["latest"]}
     cluster.start_service(BROKERS[0])
     stack.produce({"id": n} for n in range(20, 30))
     wait_for_rows(daemon, names["latest"], 30)

@@ -64,7 +64,7 @@ class _Cases:
         self.mappings.append(wanted | {"on_error": "dead_letter", "dead_letter": {"topic": f"{name}.dead"}} | mapping)
 
     def events(self, event: str, case: str) -> list[dict[str, Any]]:
-        return [one for one in self.daemon.events(event) if one["mapping"] == self.name(case)]
+        return [logged for logged in self.daemon.events(event) if logged["mapping"] == self.name(case)]
 
 
 def _rows(*ids: int) -> list[Record]:

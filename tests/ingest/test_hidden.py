@@ -75,7 +75,7 @@ def _hanging(stack: Stack, topic: str, age_seconds: float) -> Iterator[Producer]
 
 
 def _examined(stack: Stack, config: Path) -> list[Verdict]:
-    [check] = [one for one in KAFKA_CHECKS if one.name == "kafka.transactions"]
+    [check] = [check for check in KAFKA_CHECKS if check.name == "kafka.transactions"]
     [options] = load([config]).mappings
     warehouse = Warehouse(stack.metastore, Storages(StorageOptions()))
     return list(check.run(Examined(options, warehouse)))

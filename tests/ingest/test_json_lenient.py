@@ -86,12 +86,12 @@ def loaded(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> It
         columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
         written, text = stack.table(columns), f"default.{stack.name}_text"
         stack.sql(f"CREATE EXTERNAL TABLE {text} ({columns}) PARTITIONED BY (p int) ROW FORMAT SERDE '{SERDE}'")
-        for number, lines in enumerate([_records(), *([one] for one in FAILING)]):
+        for number, lines in enumerate([_records(), *([line] for line in FAILING)]):
             place = directory / f"p{number}"
             place.mkdir()
             (place / "records.json").write_text("\n".join(lines) + "\n", encoding="utf-8")
             stack.sql(f"ALTER TABLE {text} ADD PARTITION (p={number}) LOCATION 'file://{place}'")
-        stack.produce([one.encode() for one in [*_records(), *FAILING]], stack.topic(1))
+        stack.produce([line.encode() for line in [*_records(), *FAILING]], stack.topic(1))
         mapping = {"format": {"type": "json", "lenient": True}, "on_error": "skip"}
         stack.drain(stack.config(mapping))
         yield _Loaded(stack, written, text)

@@ -32,7 +32,7 @@ class _Loaded:
     daemon: DaemonThread
 
     def events(self, event: str, mapping: str) -> list[dict[str, Any]]:
-        return [one for one in self.daemon.events(event) if one["mapping"] == mapping]
+        return [logged for logged in self.daemon.events(event) if logged["mapping"] == mapping]
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_arrays_when_a_daemon_has_run_then_rows_have_the_key_and_the_offset_of_t
     assert rows == [(1, "1", 0, "a"), (2, "1", 0, "b"), (3, "5", 4, "b")]
     assert loaded.stack.count(name=loaded.arrays) == 3
     committed = loaded.events("committed", loaded.arrays)
-    assert [sum(one[what] for one in committed) for what in ("rows", "records")] == [3, 5]
+    assert [sum(commit[what] for commit in committed) for what in ("rows", "records")] == [3, 5]
 
 
 def test_array_when_one_element_does_not_fit_then_the_record_is_one_dead_letter(loaded: _Loaded) -> None:

@@ -198,7 +198,7 @@ def test_standby_when_its_answers_are_late_then_the_living_owner_keeps_the_mappi
         calls = between.calls["show_locks"]
         between.answering.set()
         eventually("the standby to read the claims again", lambda: between.calls["show_locks"] >= calls + 2)
-        assert [one.lock_id for one in _claims(stack)] == [claim.lock_id]
+        assert [claimed.lock_id for claimed in _claims(stack)] == [claim.lock_id]
         assert owner.confirm()
         assert not standby.held
         stop.set()

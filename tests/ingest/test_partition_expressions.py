@@ -50,7 +50,7 @@ def test_rows_when_a_partition_is_a_header_then_they_have_its_last_value(stack: 
     partition = {"region": "header('Region')", "dt": "d"}
     daemon = stack.drain(stack.config({"partition": partition, "on_error": "skip", "where": "region <> 'FR'"}))
     skipped = daemon.events("rejects_skipped")[0]["first"]
-    assert [(one["offset"], one["column"]) for one in skipped] == [(3, "kafka.header.Region"), (4, "")]
+    assert [(reject["offset"], reject["column"]) for reject in skipped] == [(3, "kafka.header.Region"), (4, "")]
     assert stack.sql(f"SELECT id, region, dt FROM {stack.name}") == [(0, "DE", "d"), (2, "a/b=c", "d")]
 
 

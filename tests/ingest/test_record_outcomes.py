@@ -104,8 +104,14 @@ AVRO: dict[str, Any] = {
         }.items()
     ],
 }  # fmt: skip
-OLD_AVRO = {**AVRO, "fields": [{**one, "name": "key"} if one["name"] == "id" else one for one in AVRO["fields"]]}
-READER = {**AVRO, "fields": [{**one, "aliases": ["key"]} if one["name"] == "id" else one for one in AVRO["fields"]]}
+OLD_AVRO = {
+    **AVRO,
+    "fields": [{**field, "name": "key"} if field["name"] == "id" else field for field in AVRO["fields"]],
+}
+READER = {
+    **AVRO,
+    "fields": [{**field, "aliases": ["key"]} if field["name"] == "id" else field for field in AVRO["fields"]],
+}
 FILE = file_of(
     message(
         "Row",

@@ -57,8 +57,8 @@ def test_targets_when_hive_refuses_them_at_the_start_then_their_mappings_stop_wi
         f" TBLPROPERTIES ('transactional'='true') AS SELECT id FROM {name}"
     )
     stack.sql(definition(TableName(f"{name}_replica", "dead")))
-    targets = [TableName.parse(f"{name}_{one}.t") for one in ("replica", "fixed")]
-    targets += [TableName("default", f"{name}_{one}") for one in ("immutable", "materialized")]
+    targets = [TableName.parse(f"{name}_{kind}.t") for kind in ("replica", "fixed")]
+    targets += [TableName("default", f"{name}_{kind}") for kind in ("immutable", "materialized")]
     targets += [TableName(f"{name}_replica", "dead"), TableName("default", name)]
     before = {target: next_write_id(stack.metastore, target) for target in targets}
 

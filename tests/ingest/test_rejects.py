@@ -73,7 +73,7 @@ class _Cases:
         return f"{self.stack.name}_{case}"[-40:]
 
     def events(self, event: str, case: str) -> list[dict[str, Any]]:
-        return [one for one in self.daemon.events(event) if one["mapping"] == self.name(case)]
+        return [logged for logged in self.daemon.events(event) if logged["mapping"] == self.name(case)]
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def cases(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 def test_rejects_when_skipped_then_the_other_records_become_rows_and_the_commit_counts_them(cases: _Cases) -> None:
     assert cases.stack.ids(cases.name("mixed")) == list(range(10))
-    [commit] = [one for one in cases.events("committed", "mixed") if one["records"]]
+    [commit] = [event for event in cases.events("committed", "mixed") if event["records"]]
     assert (commit["rows"], commit["records"], commit["rejects"]) == (10, 13, 3)
     [event] = cases.events("rejects_skipped", "mixed")
     assert (event["txn"], event["rejects"], event["records"]) == (commit["txn"], 3, 13)

@@ -72,7 +72,7 @@ class _Cases:
         return list(self.stack.sql(f"SELECT {columns} FROM default.{self.name(case)} ORDER BY {order}"))
 
     def failed(self, case: str) -> dict[str, Any]:
-        [event] = [one for one in self.daemon.events("failed") if one["mapping"] == self.name(case)]
+        [event] = [logged for logged in self.daemon.events("failed") if logged["mapping"] == self.name(case)]
         return event
 
 
@@ -138,7 +138,7 @@ def test_where_when_mappings_share_a_topic_then_each_table_has_its_rows(cases: _
     for case, rows in (("orders", 2), ("clicks", 3)):
         assert cases.stack.count(name=f"default.{cases.name(case)}") == rows
         assert _letters(cases, case)[0] == (6, "")
-        commits = [one for one in cases.daemon.events("committed") if one["mapping"] == cases.name(case)]
+        commits = [event for event in cases.daemon.events("committed") if event["mapping"] == cases.name(case)]
         [event] = [commit for commit in commits if commit["records"]]
         assert (event["records"], event["rows"], event["decoded"]) == (8, rows, 8 - event["rejects"])
 

@@ -54,7 +54,7 @@ def _lost(stack: Stack, letters: str, mapping: str) -> list[tuple[int, int]]:
         named = _OFFSETS.match(reason)
         assert named, reason
         assert int(named[1]) == offset
-        offsets += [(partition, one) for one in range(offset, int(named[2]) + 1)]
+        offsets += [(partition, number) for number in range(offset, int(named[2]) + 1)]
     assert len(offsets) == len(set(offsets))
     return sorted(offsets)
 

@@ -51,7 +51,7 @@ def test_read_when_records_are_too_large_or_corrupt_then_the_error_names_them_an
         (servers | _LIMIT, 5, "cannot be decompressed", "raise receive.message.max.bytes"),
     ):
         # Other partitions of the same read do not hide it.
-        ranges = [OffsetRange(topic, one, 0, 3) for one in sorted({0, 4, partition})]
+        ranges = [OffsetRange(topic, number, 0, 3) for number in sorted({0, 4, partition})]
         with pytest.raises(RecordsUnreadable) as caught:
             list(read(settings, ranges))
         error = caught.value

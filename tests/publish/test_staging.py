@@ -58,13 +58,13 @@ def test_sweep_when_transactions_have_ended_then_only_their_directories_are_remo
         (staging.STREAMING, f"w{living_id}-1"),
         (staging.STREAMING, "notes"),
     ]
-    for one in (*gone, *kept):
-        Path(location.make_directory(*one), "file").touch()
+    for parts in (*gone, *kept):
+        Path(location.make_directory(*parts), "file").touch()
 
     removed = staging.sweep(warehouse, table)
 
-    assert sorted(removed) == sorted(child(table.location, *one) for one in gone)
-    assert all(location.path.joinpath(*one, "file").exists() for one in kept)
+    assert sorted(removed) == sorted(child(table.location, *parts) for parts in gone)
+    assert all(location.path.joinpath(*parts, "file").exists() for parts in kept)
     transactions.abort(stack.metastore, living.id)
 
 

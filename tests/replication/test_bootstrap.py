@@ -141,7 +141,7 @@ def test_bootstrap_when_tables_are_external_then_they_have_mapped_locations(copy
     base = f"file:{target.external}"
     assert table_of(target.metastore, copied).location == f"{base}{copying.root}/ext/t"
     found = find_partitions(target.metastore, copied, ["day=a", "day=b"])
-    assert {one.location for one in found} == {f"{base}{copying.root}/ext/t/day=a", f"{base}{outside}"}
+    assert {table.location for table in found} == {f"{base}{copying.root}/ext/t/day=a", f"{base}{outside}"}
     assert copying.rows("t") == {"t": [(1, "b")]}
 
 

@@ -168,9 +168,9 @@ def test_tables_when_a_daemon_fills_them_then_target_has_their_rows(following: F
                 f"SELECT count(*), min(id), max(id) FROM {{db}}.{table}",
             )
         assert_equal(following, "SELECT *, hex(record_value) FROM {db}.dead", "SELECT count(*) FROM {db}.dead")
-        reports = {one.table: one for one in _verify(following)}
-        assert {one.verdict for one in reports.values()} == {Verdict.EQUAL}, reports
-        assert {one.target_rows for one in reports.values()} == {300 * number, 2 * len(tables) * number}
+        reports = {report.table: report for report in _verify(following)}
+        assert {report.verdict for report in reports.values()} == {Verdict.EQUAL}, reports
+        assert {report.target_rows for report in reports.values()} == {300 * number, 2 * len(tables) * number}
     run(following, "UPDATE {db}.bucketed SET day = 'x' WHERE id < 10", "DELETE FROM {db}.dead WHERE record_offset < 2")
     following.cycle()
     assert_equal(following, "SELECT * FROM {db}.bucketed", "SELECT id, error_reason FROM {db}.dead")

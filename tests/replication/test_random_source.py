@@ -73,7 +73,7 @@ class _Nemesis:
 
     def disturb(self) -> None:
         """Resume the daemons whose time has passed, and disturb one if it is due."""
-        for number in [one for one, end in self._suspended.items() if end.passed]:
+        for number in [number for number, end in self._suspended.items() if end.passed]:
             self._resume(number)
         if self._next is not None and not self._next.passed:
             return

@@ -73,7 +73,11 @@ def test_alterations_when_one_table_has_several_then_the_first_has_the_last_stat
 
 
 def test_alterations_when_the_last_transaction_does_not_commit_then_the_one_before_is_the_last() -> None:
-    begun = [record for one in (1, 2, 3) for record in (_allocated(one * 10, one), _table_altered(one * 10 + 1, one))]
+    begun = [
+        record
+        for number in (1, 2, 3)
+        for record in (_allocated(number * 10, number), _table_altered(number * 10 + 1, number))
+    ]
     assert _replayed(*begun, _ended(40, 1), _ended(41, 2)) == [(11, 2), (31, 3)]
     assert _replayed(*begun, _ended(40, 2), _ended(41, 1), _ended(42, 3, ABORT)) == [(11, 2), (31, 3)]
     assert _replayed(*begun) == [(11, 1), (21, 2), (31, 3)]

@@ -81,8 +81,8 @@ def test_copy_when_rows_and_their_deletes_are_missing_then_is_different(replica:
     copying.load()
     assert _verify(copying)["t"].verdict is Verdict.EQUAL
     location = _location(replica.target, copying.target, "t")
-    for one in ("delta_0000002_0000002_0000", deletes):
-        shutil.rmtree(location / one)
+    for delta in ("delta_0000002_0000002_0000", deletes):
+        shutil.rmtree(location / delta)
     report = _verify(copying)["t"]
     assert (report.verdict, report.rows, report.target_rows) == (Verdict.DIFFERENT, 1, 1)
     assert "2 files are missing on the target: delete_delta_0000003" in report.findings[0]

@@ -222,7 +222,7 @@ def test_policy_when_it_cannot_run_here_then_fails_with_the_reason(pair: Pair) -
         assert run.status is Status.FAILED
         assert "policy dump: it is executed as somebody, and this daemon is" in run.error
         schedules.alter(ScheduledQuery("select", NEVER.cron, "SELECT 1", ANY_USER, next_execution=1))
-        run = eventually("its execution", lambda: [one for one in read_runs(schedules, "select") if one.ended])[0]
+        run = eventually("its execution", lambda: [run for run in read_runs(schedules, "select") if run.ended])[0]
         assert run.status is Status.FAILED
         assert "'SELECT' where REPL" in run.error
         # Names that other clients have created are recorded when they run.

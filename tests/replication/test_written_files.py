@@ -30,7 +30,7 @@ def _found(moves: list[Move], *files: WrittenFile, event: int = 5) -> Found:
     write = Write(TableName("db", "t"), "", 3, files, "", "")
     found = WrittenFiles(Storages(), moves, [CommittedWrite(event, write)])
     records = list(found.records())
-    assert [" has vanished" in one for one in found.unusable().values()] == [True] * any(
+    assert [" has vanished" in reason for reason in found.unusable().values()] == [True] * any(
         record.length < 0 for record in records
     )
     return [(record.directory, record.name, record.source.removeprefix("file:"), record.length) for record in records]
@@ -40,7 +40,7 @@ def test_files_when_in_place_then_have_their_lengths_and_side_files(table: Path)
     uri = _write(table / "delta_3_3_0000/bucket_00000", "rows")
     _write(table / "delta_3_3_0000/bucket_00000_flush_length", "12345678")
     version = _write(table / "delta_3_3_0000/_orc_acid_version", "2")
-    files = [WrittenFile(one, "", "", "delta_3_3_0000") for one in (uri, version)]
+    files = [WrittenFile(file, "", "", "delta_3_3_0000") for file in (uri, version)]
     path = f"{table}/delta_3_3_0000/bucket_00000"
     assert _found([], *files) == [
         ("delta_3_3_0000", "bucket_00000", path, 4),

@@ -163,7 +163,7 @@ def test_exchange_when_a_function_fails_then_the_error_names_its_exception(engin
 def _stored(engine: Engine) -> list[Path]:
     """Return the files with values that tasks have sent."""
     option = "-Djava.io.tmpdir="
-    [folder] = [one.removeprefix(option) for one in engine.java_command()[1] if one.startswith(option)]
+    [folder] = [argument.removeprefix(option) for argument in engine.java_command()[1] if argument.startswith(option)]
     names = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
     return [file for file in names if file.name.startswith("shuffle_")]
 

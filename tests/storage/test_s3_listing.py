@@ -45,7 +45,7 @@ def test_listing_when_directories_have_few_objects_then_few_requests_list_them_a
     files = [f"{prefix}{name}" for prefix in prefixes for name in ("delta_1/b", "delta_1-x/b")[:objects]]
     bucket = _Bucket([*markers, *files, "wh/a", "wh/zz", f"{parent}p=/x", "wh/t/.staging/7/f"])
     found = list_together(bucket.request, prefixes)
-    assert all(names == bucket.names(one) for one, names in found.items())
+    assert all(names == bucket.names(prefix) for prefix, names in found.items())
     assert len(found) > len(prefixes) - 40  # fewer are listed one by one
     assert bucket.requests <= len(bucket.keys) // PAGE + 1
 
@@ -63,7 +63,7 @@ def test_listing_when_answers_contain_few_directories_then_only_one_request_is_s
     found = list_together(bucket.request, prefixes)
     assert bucket.requests == 1
     assert len(found) < 20
-    assert all(names == bucket.names(one) for one, names in found.items())
+    assert all(names == bucket.names(prefix) for prefix, names in found.items())
 
 
 def test_listing_when_the_directories_are_few_then_no_request_is_sent() -> None:

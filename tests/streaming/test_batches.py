@@ -231,7 +231,7 @@ def test_client_when_killed_while_committing_in_a_batch_then_only_earlier_commit
         try:
             assert process.stdin
             assert process.stdout
-            ids = [int(one) for one in process.stdout.readline().split()]
+            ids = [int(number) for number in process.stdout.readline().split()]
             locks = between.calls["lock"]
             between.hold("lock")
             process.stdin.write("commit\n")

@@ -159,7 +159,7 @@ def test_partition_when_moved_or_dropped_within_a_batch_then_rows_go_to_its_new_
         for turn in range(2, 5):
             with connection.transaction():
                 connection.write(rows(10 * turn, 2, day=["a", "b"]))
-            assert stack.ids() == [one for before in range(2, turn + 1) for one in (10 * before, 10 * before + 1)]
+            assert stack.ids() == [number for before in range(2, turn + 1) for number in (10 * before, 10 * before + 1)]
         assert connection.stats.aborted_transactions == 0
 
     assert stack.ids() == [20, 21, 30, 31, 40, 41]

@@ -60,7 +60,7 @@ def test_example_of_the_documents_when_two_threads_write_then_hive_reads_every_r
     stack.sql(f"CREATE TABLE {database}.alerts {ALERTS}")
 
     with ThreadPoolExecutor(2) as threads:
-        for done in [threads.submit(one, stack.addresses.metastore, database) for one in (static, dynamic)]:
+        for done in [threads.submit(program, stack.addresses.metastore, database) for program in (static, dynamic)]:
             done.result()
 
     rows = stack.sql(f"SELECT id, msg, continent, country FROM {database}.alerts")

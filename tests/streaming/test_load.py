@@ -28,7 +28,7 @@ def attempt(connection, ids, give_up):
     # After a retriable error the same records are written again, as docs/streaming.md says.
     try:
         connection.begin_transaction()
-        connection.write([f"{one},note {one},day {one % 7}".encode() for one in ids])
+        connection.write([f"{number},note {number},day {number % 7}".encode() for number in ids])
         if give_up:
             connection.abort_transaction()
             return True
@@ -93,9 +93,9 @@ def test_sixteen_connections_when_they_write_concurrently_then_each_committed_ro
         reports.append(json.loads(printed.splitlines()[-1]))
 
     assert [report["problems"] for report in reports] == [[]] * PROCESSES
-    expected = sorted(one for report in reports for one in report["committed"])
+    expected = sorted(number for report in reports for number in report["committed"])
     assert len(expected) > 5 * SECONDS
     assert on_postgres.ids() == expected
     assert on_postgres.count() == counted(on_postgres) == len(expected)
     for day in range(7):
-        assert on_postgres.count(f"WHERE day = 'day {day}'") == sum(one % 7 == day for one in expected)
+        assert on_postgres.count(f"WHERE day = 'day {day}'") == sum(number % 7 == day for number in expected)

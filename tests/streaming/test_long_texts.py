@@ -58,15 +58,15 @@ def literal(text: str) -> str:
 
 def check(stack: Stack) -> None:
     """Check the answers to predicates that Hive evaluates with the statistics, and those to aggregates."""
-    texts = {one: text_of(one) for one in range(NUL_IDS.stop)}
+    texts = {number: text_of(number) for number in range(NUL_IDS.stop)}
     low, high, text = PREFIX + "001500", PREFIX + "002700x", texts[2500]
     expected = {
         **{f"s = {literal(texts[number])}": [number] for number in (2, 1000, 2500, *NUL_IDS)},
         f"v = {literal(text)}": [2500],
         f"n.a = {literal(text)}": [2500],
         f"s = {literal(PREFIX)}": [],
-        f"s < {literal(low)}": [one for one, other in texts.items() if other.encode() < low.encode()],
-        f"s > {literal(high)}": [one for one, other in texts.items() if other.encode() > high.encode()],
+        f"s < {literal(low)}": [number for number, other in texts.items() if other.encode() < low.encode()],
+        f"s > {literal(high)}": [number for number, other in texts.items() if other.encode() > high.encode()],
         f"s BETWEEN {literal(low)} AND {literal(high)}": [n for n, other in texts.items() if low <= other <= high],
         f"s IN ({literal(low)}, {literal(text)}, 'a')": [1500, 2500],
     }

@@ -209,7 +209,7 @@ def test_msgpack_writer_of_the_page_when_records_are_malformed_then_each_is_reje
         *map(msgpack.packb, [{"id": "x"}, {"id": 2**40}, {"id": 2**63}, {"id": 1.5}, {"id": True}, {"note": "abcdef"}]),
         *map(msgpack.packb, [{"note": {"a": 1}}, {"note": [1]}, {5: 1}, {"id": msgpack.ExtType(5, b"1")}]),
     ]
-    mixed: list[bytes | None] = [one for pair in zip(good, wrong, strict=False) for one in pair]
+    mixed: list[bytes | None] = [record for pair in zip(good, wrong, strict=False) for record in pair]
     decoded = decoder.decode(mixed)
 
     assert [reject.row for reject in decoded.rejects] == list(range(1, len(mixed), 2))

@@ -113,7 +113,7 @@ def _accepted(hive: Hive, request: str) -> bool:
 def compaction_states(hive: Hive, tables: Collection[str]) -> list[str]:
     """Return the states of all compactions of `tables` (without database). Faster than SHOW COMPACTIONS."""
     answer = hive.metastore.call("show_compact", ttypes.ShowCompactRequest())
-    return [one.state for one in answer.compacts if one.tablename in tables]
+    return [compaction.state for compaction in answer.compacts if compaction.tablename in tables]
 
 
 def _requested(hive: Hive, table: str) -> list[Compaction]:

@@ -62,7 +62,7 @@ class EveryTable:
 
     def assert_distributed(self, committed: list[dict[str, Any]]) -> None:
         """Check by the events `committed` that each partition and bucket has one file."""
-        files = {one["mapping"]: one["files"] for one in committed if one["rows"]}
+        files = {event["mapping"]: event["files"] for event in committed if event["rows"]}
         assert files[self.mappings[0]["name"]] == _DAYS * _BUCKETS
         assert files[self.mappings[2]["name"]] == _DAYS
 

@@ -52,8 +52,8 @@ class Pair:
             f"dfs.client.failover.proxy.provider.{NAME}": _PROVIDER,
             "dfs.replication": "1",
             **{
-                f"dfs.namenode.{kind}-address.{NAME}.{one}": f"127.0.0.1:{free_port()}"
-                for one in (FIRST, SECOND)
+                f"dfs.namenode.{kind}-address.{NAME}.{server}": f"127.0.0.1:{free_port()}"
+                for server in (FIRST, SECOND)
                 for kind in ("rpc", "http")
             },
         }
@@ -65,7 +65,7 @@ class Pair:
 
     def _properties(self, name: str) -> dict[str, str]:
         """Return the properties of one process, besides those of clients."""
-        ports = {f"dfs.datanode.{one}address": "127.0.0.1:0" for one in ("", "http.", "ipc.")}
+        ports = {f"dfs.datanode.{server}address": "127.0.0.1:0" for server in ("", "http.", "ipc.")}
         return ports | {
             "dfs.ha.namenode.id": name,
             "dfs.namenode.name.dir": (self._folder / name).as_uri(),

@@ -43,6 +43,6 @@ def taken(left: Counter[str], method: str) -> bool:
 
 def shut_down(*sockets: socket.socket) -> None:
     """End the connections, so that threads that wait for data or for a connection continue."""
-    for one in sockets:
+    for connection in sockets:
         with suppress(OSError):
-            one.shutdown(socket.SHUT_RDWR)
+            connection.shutdown(socket.SHUT_RDWR)

@@ -57,7 +57,7 @@ def _main(config: str, directory: str, *steps: str) -> None:
     document = load([Path(config)])
     threads = []
     with LocalEngine() as engine:
-        for name, step in (one.split("=") for one in steps):
+        for name, step in (pair.split("=") for pair in steps):
             failpoint = Failpoint(f"{step}=hold:{Path(directory, step)}")
             threads.append(threading.Thread(target=_replay, args=(document, name, engine, failpoint)))
             threads[-1].start()

@@ -113,7 +113,7 @@ def visible_write_ids(side: Side, names: list[TableName]) -> list[frozenset[int]
     found = []
     for name in names:
         place = local_path(table_of(side.metastore, name).location)
-        ids = [one for one in range(1, 30) if snapshots[name].is_valid(one)]
+        ids = [number for number in range(1, 30) if snapshots[name].is_valid(number)]
         # Ids without a file belong to transactions that were aborted on the source before the target knew them.
         found.append(
             frozenset(

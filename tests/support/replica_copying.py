@@ -120,8 +120,8 @@ def fill(copying: Copying) -> None:
     """Create tables of every kind with committed, aborted and open transactions; TABLES are their rows."""
     side, metastore = copying.replica.source, copying.replica.source.metastore
     names = {table: TableName(copying.database, table) for table in TABLES}
-    for one, name in names.items():
-        make_table(metastore, name, partitioned=one == "parted", parameters=INSERT_ONLY if one == "only" else ACID)
+    for table, name in names.items():
+        make_table(metastore, name, partitioned=table == "parted", parameters=INSERT_ONLY if table == "only" else ACID)
     insert(side, names["plain"], [(1, "a"), (2, "b")])
     abort(metastore, begin_with_copies(side, names["plain"]).id)
     insert(side, names["plain"], [(3, "a")])

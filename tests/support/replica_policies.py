@@ -117,7 +117,7 @@ class Pair:
     def finished(self, side: Side, policy: str) -> Run:
         """Wait until an execution of a policy has ended, and return it."""
         schedules = self.schedules(side)
-        (run,) = eventually("the execution", lambda: [one for one in read_runs(schedules, policy) if one.ended])
+        (run,) = eventually("the execution", lambda: [found for found in read_runs(schedules, policy) if found.ended])
         return run  # type: ignore[no-any-return]
 
     def running(self, side: Side) -> None:

@@ -221,7 +221,7 @@ def _files(
 def _rows(file: Path, kind: TableKind, ids: ValidWriteIds, day: str | None) -> Rows:
     content = orc.read_table(file)
     if kind is TableKind.FULL_ACID:
-        valid = [ids.is_valid(one.as_py()) for one in content["currentTransaction"]]
+        valid = [ids.is_valid(number.as_py()) for number in content["currentTransaction"]]
         content = pa.Table.from_pylist(
             [row for row, kept in zip(content["row"].to_pylist(), valid, strict=True) if kept]
         )

@@ -79,12 +79,12 @@ class Server:
     def objects(self, prefix: str = "") -> list[str]:
         """Return the keys of the objects below a prefix."""
         found = self.client().list_objects_v2(Bucket=BUCKET, Prefix=prefix)
-        return [one["Key"] for one in found.get("Contents", ())]
+        return [entry["Key"] for entry in found.get("Contents", ())]
 
     def uploads(self) -> list[str]:
         """Return the keys of the unfinished uploads."""
         found = self.client().list_multipart_uploads(Bucket=BUCKET)
-        return [one["Key"] for one in found.get("Uploads", ())]
+        return [upload["Key"] for upload in found.get("Uploads", ())]
 
 
 @contextmanager

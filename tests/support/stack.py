@@ -78,7 +78,7 @@ def _is_ready(admin: AdminClient, name: str, partitions: int) -> bool:
         AdminClient({"bootstrap.servers": other, "log_level": 2}).list_topics(name, timeout=LIMIT) for other in others
     ]
     for known in (answer.topics[name].partitions for answer in (found, *answers)):
-        if len(known) < partitions or any(one.leader < 0 for one in known.values()):
+        if len(known) < partitions or any(partition.leader < 0 for partition in known.values()):
             return False
     # A broker knows that it is a leader shortly before it can answer as such.
     latest = {TopicPartition(name, partition): OffsetSpec.latest() for partition in range(partitions)}

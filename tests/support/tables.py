@@ -63,7 +63,7 @@ def visible_ids(metastore: Metastore, name: TableName) -> list[int]:
         seen = visible_directories([entry.name for entry in place.iterdir() if entry.is_dir()], snapshot, bool)
         for delta in seen.deltas:
             for file in sorted((place / delta.name).glob("bucket_*")):
-                found += _ids(file, [snapshot.is_valid(one) for one in range(delta.max_write_id + 1)])
+                found += _ids(file, [snapshot.is_valid(number) for number in range(delta.max_write_id + 1)])
     return sorted(found)
 
 
