@@ -6,8 +6,6 @@ Invariant: no value passes through Python. Rows that `rows_for_pyorc` selects mu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -15,12 +13,11 @@ import pyarrow.compute as pc
 from pyarrow import orc
 
 from ingestd.acid.complex import push_nulls
-from ingestd.acid.encoding import DICTIONARY_THRESHOLD, STANDARD, Encoding
-from ingestd.acid.footer import FileSize, seal, seal_plain
+from ingestd.acid.encoding import DICTIONARY_THRESHOLD, Encoding
+from ingestd.acid.footer import FileSize
 from ingestd.acid.layout import FileLayout
 from ingestd.acid.sink import OrcSink
-from ingestd.acid.text_statistics import TextWatch, bound_statistics
-from ingestd.acid.writer import remove_file
+from ingestd.acid.writer import AcidWriter
 from ingestd.background import run_uninterrupted
 from ingestd.schema import Column
 
@@ -29,67 +26,28 @@ _ONE_ENTRY = 1 << 30
 _BATCH_ROWS = 4096  # per call of liborc; 10 % faster than 1024
 
 
-class PyArrowWriter:
-    """Writes a file column by column. char and varchar are written as ORC STRING, which Hive converts on reading."""
+class PyArrowWriter(AcidWriter):
+    """Writes a file column by column. char and varchar are written as ORC STRING, which Hive converts on reading.
 
-    def __init__(
-        self,
-        path: Path,
-        columns: Sequence[Column],
-        write_id: int,
-        bucket: int,
-        *,
-        encoding: Encoding = STANDARD,
-    ) -> None:
-        """Create the file. Raises OSError.
-
-        `bucket` is the bucket property. The plain rows of an insert-only table contain neither it nor the write id.
-        """
-        self._path = path
-        self._schema = pa.schema([pa.field(column.name, column.type.arrow) for column in columns])
-        self._row_type = pa.struct(list(self._schema))
-        self._write_id = write_id
-        self._bucket = bucket
-        self._rows = 0
-        self._layout = encoding.layout
-        self._file = OrcSink(path)
-        self._texts = TextWatch(self._file)
-        try:
-            self._orc = _orc_writer(self._file, columns, encoding)
-        except BaseException:
-            remove_file(path, self._file.close)
-            raise
-
-    @property
-    def is_full(self) -> bool:
-        """See `AcidWriter`."""
-        return self._texts.is_full
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        """See `AcidWriter`; `rows_for_pyorc` must return None for the batch."""
-        if batch.num_rows:
-            self._texts.add(batch)
-            self._orc.write(pa.Table.from_batches([self._stored(batch)]))
-            self._rows += batch.num_rows
-            self._file.check()
+    `rows_for_pyorc` must return None for each batch.
+    """
 
     def close(self) -> FileSize:
-        """See `AcidWriter`; a file without rows is also a complete ORC file."""
+        """See `AcidWriter`."""
         if not self._rows:  # without a batch pyarrow has no schema and writes no footer
-            self._orc.write(pa.Table.from_batches([self._stored(pa.RecordBatch.from_pylist([], schema=self._schema))]))
+            self._append(pa.RecordBatch.from_pylist([], schema=self._schema))
+        return super().close()
+
+    def _begin(self, columns: Sequence[Column], encoding: Encoding) -> None:
+        self._schema = pa.schema([pa.field(column.name, column.type.arrow) for column in columns])
+        self._orc = _orc_writer(self._file, columns, encoding)
+
+    def _append(self, batch: pa.RecordBatch) -> None:
+        self._orc.write(pa.Table.from_batches([self._stored(batch)]))
+
+    def _end(self) -> None:
         # An exception from a signal handler inside this call would terminate the process.
         run_uninterrupted(self._orc.close)
-        self._file.close()
-        self._file.check()
-        if self._texts.needs_bounds:
-            bound_statistics(self._path)
-        if self._layout is FileLayout.PLAIN:
-            return seal_plain(self._path)
-        return seal(self._path, [(self._write_id, self._rows)], self._bucket)
-
-    def abort(self) -> None:
-        """See `AcidWriter`."""
-        remove_file(self._path, partial(run_uninterrupted, self._orc.close), self._file.close)
 
     def _stored(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Convert the batch to the schema of the file. Only columns with null structs are copied."""

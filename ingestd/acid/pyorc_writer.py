@@ -6,19 +6,16 @@ Invariant: timestamps and dates are passed to ORC as integers, never as floats a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyorc
 from pyorc.converters import ORCConverter
 
-from ingestd.acid.encoding import DICTIONARY_THRESHOLD, STANDARD, Encoding
-from ingestd.acid.footer import FileSize, seal, seal_plain
+from ingestd.acid.encoding import DICTIONARY_THRESHOLD, Encoding
 from ingestd.acid.layout import FileLayout
 from ingestd.acid.sink import OrcSink
-from ingestd.acid.text_statistics import TextWatch, bound_statistics
-from ingestd.acid.writer import remove_file
+from ingestd.acid.writer import AcidWriter
 from ingestd.schema import Column, HiveType
 
 _SECOND = 1_000_000_000
@@ -60,68 +57,24 @@ _COMPRESSION = {
 _STRATEGY = {"speed": pyorc.CompressionStrategy.SPEED, "compression": pyorc.CompressionStrategy.COMPRESSION}
 
 
-class PyOrcWriter:
+class PyOrcWriter(AcidWriter):
     """Writes a file row by row. It supports all types, and timestamps and dates of the years 0001 to 9999.
 
     It is several times slower than `PyArrowWriter`.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        columns: Sequence[Column],
-        write_id: int,
-        bucket: int,
-        *,
-        encoding: Encoding = STANDARD,
-    ) -> None:
-        """Create the file. Raises OSError.
+    def _begin(self, columns: Sequence[Column], encoding: Encoding) -> None:
+        self._orc = orc_writer(self._file, columns, encoding)
 
-        `bucket` is the bucket property. The plain rows of an insert-only table contain neither it nor the write id.
-        """
-        self._path = path
-        self._write_id = write_id
-        self._bucket = bucket
-        self._rows = 0
-        self._layout = encoding.layout
-        self._file = OrcSink(path)
-        self._texts = TextWatch(self._file)
-        try:
-            self._orc = orc_writer(self._file, columns, encoding)
-        except BaseException:
-            remove_file(path, self._file.close)
-            raise
-
-    @property
-    def is_full(self) -> bool:
-        """See `AcidWriter`."""
-        return self._texts.is_full
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        """See `AcidWriter`."""
-        self._texts.add(batch)
+    def _append(self, batch: pa.RecordBatch) -> None:
         if self._layout is FileLayout.PLAIN:
             for rows in _chunks(batch):
                 self._orc.writerows(rows)
         else:
             write_rows(self._orc, batch, self._write_id, self._bucket, self._rows)
-        self._rows += batch.num_rows
-        self._file.check()
 
-    def close(self) -> FileSize:
-        """See `AcidWriter`."""
+    def _end(self) -> None:
         self._orc.close()
-        self._file.close()
-        self._file.check()
-        if self._texts.needs_bounds:
-            bound_statistics(self._path)
-        if self._layout is FileLayout.PLAIN:
-            return seal_plain(self._path)
-        return seal(self._path, [(self._write_id, self._rows)], self._bucket)
-
-    def abort(self) -> None:
-        """See `AcidWriter`."""
-        remove_file(self._path, self._orc.close, self._file.close)
 
 
 def orc_writer(
