@@ -48,11 +48,11 @@ class CompactionOptions:
 class PacingOptions:
     """When commits become less frequent, and by how much.
 
-    The time between commits grows beyond `commit.interval` in proportion to the deltas of the partitions that commits
-    write, if these are more than `deltas`, and to the seconds that the metastore takes to open and to commit a
-    transaction, if these are more than `latency`. Both are medians of the last five commits. The time never becomes
-    longer than `max_interval`, by default four times the interval. A `max_interval` that is not longer than the
-    interval disables pacing.
+    The time between commits grows beyond `commit.interval` in proportion to two numbers, once they exceed their limits:
+    the deltas of the partitions that commits write (`deltas`), and the seconds that the metastore takes to open and to
+    commit a transaction (`latency`). Both are medians of the last five commits. The time never becomes longer than
+    `max_interval`, by default four times the interval. A `max_interval` that is not longer than the interval disables
+    pacing.
     """
 
     deltas: Annotated[Count, Doc("Commits become less frequent if a partition that they write has more deltas.")] = 100

@@ -1,9 +1,9 @@
 """Finds out why a client gets no answer: a rejected login, or a certificate that one side rejects.
 
-Invariant: a login that is rejected before the client has received any answer fails at once. Afterwards it may be
-rejected for a minute (four requests that time out), because passwords and certificates of the brokers and of ingestd do
-not change at the same moment, and because a broker may depend on a directory service. librdkafka itself only lets
-requests time out, as it continues to try all brokers; it reports the failed connections to `ConnectionLog.report`.
+Invariant: a login that is rejected before the client has received any answer fails at once. Later, a login may be
+rejected for a minute (four requests that time out): passwords and certificates of the brokers and of ingestd do not
+change at the same moment, and a broker may depend on a directory service. librdkafka itself only lets requests time
+out, as it continues to try all brokers; it reports the failed connections to `ConnectionLog.report`.
 """
 
 from __future__ import annotations
