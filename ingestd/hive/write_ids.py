@@ -50,10 +50,13 @@ def as_writer(snapshot: ValidWriteIds, write_id: int) -> ValidWriteIds:
 
 
 def as_text(snapshot: ValidWriteIds) -> str:
-    """Return `db.table:highWatermark:minOpen:open,…:aborted,…` (ValidReaderWriteIdList.writeToString)."""
+    """Return `db.table:highWatermark:minOpen:open,…:aborted,…` (ValidReaderWriteIdList.writeToString).
+
+    A metastore does not use the name, but fails to parse one with a colon, so that becomes an underscore.
+    """
     lowest = min(snapshot.open, default=_NONE_OPEN)
     opened, aborted = (",".join(map(str, sorted(ids))) for ids in (snapshot.open, snapshot.aborted))
-    return f"{snapshot.table}:{snapshot.high_watermark}:{lowest}:{opened}:{aborted}"
+    return f"{snapshot.table.replace(':', '_')}:{snapshot.high_watermark}:{lowest}:{opened}:{aborted}"
 
 
 def parse(text: str) -> ValidWriteIds:

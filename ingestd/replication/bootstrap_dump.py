@@ -19,12 +19,13 @@ An object that is dropped meanwhile is skipped, because its event follows.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 
 from ingestd.acid.visibility import ValidWriteIds
+from ingestd.clock import Deadline, pause
 from ingestd.errors import InvalidTable, ReplicationError
 from ingestd.hive.attachments import list_constraints, list_functions, list_references
 from ingestd.hive.events import EventLog
@@ -65,6 +66,7 @@ from ingestd.storage.contract import NotFound
 from ingestd.storage.parallel import run_all
 
 _LISTING_THREADS = 32
+_RENAME_SECONDS, _POLL_SECONDS = 5.0, 0.2
 # Kinds whose files a bootstrap copies; those of external tables are copied by difference in every cycle.
 _WITH_FILES = (TableKind.FULL_ACID, TableKind.INSERT_ONLY, TableKind.MANAGED)
 
@@ -150,17 +152,19 @@ class TableListing:
         for name in tables:
             table = find_table(self.source.metastore, name)
             if table is not None and table.kind is not TableKind.MATERIALIZED_VIEW:
-                self._add_table(table)
+                self._add_table(table, tables)
                 self.observe(DumpStep.TABLE)
 
-    def _add_table(self, table: TableObject) -> None:
+    def _add_table(self, table: TableObject, listed: Container[TableName]) -> None:
+        """List a table, its constraints, and the foreign keys that refer to it, except those of tables in `listed`."""
         name = table.name
         ids = self.snapshot.write_ids[name]
         is_transactional = table.kind.is_transactional
         self.writer.add(TableRecord(name.table, for_copy(table, ids).text, as_text(ids) if is_transactional else ""))
         try:
             own = list_constraints(self.source.metastore, name)
-            for constraint in (*own, *list_references(self.source.metastore, name)):
+            references = list_references(self.source.metastore, name)
+            for constraint in (*own, *(foreign for foreign in references if foreign.table not in listed)):
                 self.writer.add(ConstraintRecord(name.table, constraint.kind.value, constraint.texts))
             if table.kind is TableKind.EXTERNAL:
                 self.external.extend(directories(name.table, table.location, {}))
@@ -189,13 +193,20 @@ class TableListing:
                 self._add_files(table.name, name, files, ids)
 
     def _partition_files(self, table: TableObject, name: str, location: str, ids: ValidWriteIds) -> list[ListedFile]:
-        """List a partition; one that was dropped has no files, and one whose directory is missing is an error."""
-        try:
-            return list(self._files(table, location, ids))
-        except NotFound:
-            if next(find_partitions(self.source.metastore, table.name, [name]), None) is not None:
-                raise
-            return []
+        """List a partition. One that was dropped or renamed has no files; if one has no directory, that is an error.
+
+        A metastore renames a directory before its partition. So this waits before the whole dump must be repeated.
+        """
+        longest = Deadline.after(_RENAME_SECONDS)
+        while True:
+            try:
+                return list(self._files(table, location, ids))
+            except NotFound:
+                if next(find_partitions(self.source.metastore, table.name, [name]), None) is None:
+                    return []
+                if longest.passed:
+                    raise
+            pause(_POLL_SECONDS)
 
     def _files(self, table: TableObject, location: str, ids: ValidWriteIds) -> Iterator[ListedFile]:
         storage = self.source.storages.at(location)

@@ -11,12 +11,14 @@ then replaces the tables of those names (`replace_tables`). In between, a reader
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
+from hashlib import sha256
 from itertools import groupby, islice
 
 from ingestd.errors import ReplicationError
@@ -55,6 +57,7 @@ _FILES_AT_ONCE = 100_000
 _PARTITIONS_AT_ONCE = 1000
 _LOCATED_ELSEWHERE = (TableKind.EXTERNAL, TableKind.STORAGE_HANDLER)
 _LOADING_PREFIX = "ingestd_loading_"
+_PLAIN_NAME = re.compile(r"[a-z0-9_]{1,200}")
 
 
 class LoadStep(Enum):
@@ -73,8 +76,8 @@ class LoadStep(Enum):
 
 
 def loading_name(table: str) -> str:
-    """Return the name of a table until its copy is complete."""
-    return _LOADING_PREFIX + table
+    """Return the name of a table until its copy is complete. No metastore refuses it as too long."""
+    return _LOADING_PREFIX + (table if _PLAIN_NAME.fullmatch(table) else sha256(table.encode()).hexdigest()[:32])
 
 
 def is_loading_name(name: str) -> bool:
@@ -153,7 +156,21 @@ class TableLoad:
             found = find_table(metastore, name)
         if found is None:
             raise self._dropped(name)
+        is_special = name.table != record.table and not _PLAIN_NAME.fullmatch(record.table)
+        if is_special and found.location.endswith(f"/{name.table}"):
+            found = self._elsewhere(found)
         return Placed(found, is_complete=False)
+
+    def _elsewhere(self, table: TableObject) -> TableObject:
+        """Give a new table a directory that has not its name, and return it.
+
+        When a metastore renames a table, it also renames a directory of the old name, which fails for a new name with a
+        colon. Directories of other names stay as they are.
+        """
+        location = f"{table.location}_{self.dump.rpartition('/')[2]}"
+        moved = table.copied(table.name, location, table.parameters)
+        alter_table(self.target.metastore, table.name, moved)
+        return moved
 
     def _dropped(self, name: TableName) -> ReplicationError:
         return ReplicationError(
@@ -290,11 +307,12 @@ class TableLoad:
         self.observe(LoadStep.CONSTRAINTS)
 
     def _constraints(self, tables: Collection[str], source: str) -> list[Constraint]:
-        """Return each constraint once, sorted by its table: a foreign key may be listed with both of its tables."""
+        """Return each constraint once, sorted by its table; earlier releases list a foreign key with both of them."""
         found = {}
         for record in self.manifest.read(ConstraintRecord):
-            if record.table in tables:
-                constraint = Constraint.parse(ConstraintKind(record.constraint), record.texts)
+            constraint = Constraint.parse(ConstraintKind(record.constraint), record.texts)
+            parent = constraint.parent
+            if record.table in tables or (parent and parent.database == source and parent.table in tables):
                 copied = constraint.copied(source, self.database)
                 found[copied.kind, copied.table, copied.name] = copied
         return sorted(found.values(), key=lambda constraint: constraint.table.table)

@@ -10,7 +10,10 @@ from hive_metastore import ttypes
 from ingestd.hive.attachments import Constraint, ConstraintKind, add_constraints, list_constraints
 from ingestd.hive.objects import table_names
 from ingestd.hive.tables import TableName
+from ingestd.replication.manifest import ConstraintRecord, Manifest
 from ingestd.replication.scope import Scope
+from ingestd.storage.contract import child
+from ingestd.storage.storages import Storages
 from tests.support.replica import Replica
 from tests.support.replica_changes import INSERT, assert_same
 from tests.support.replica_copying import Copying, new_copying
@@ -26,13 +29,13 @@ def copying(replica: Replica, tmp_path: Path) -> Copying:
     return new_copying(replica, tmp_path)
 
 
-def _make_pair(following: Following, parent: TableName, child: TableName) -> None:
+def _make_pair(following: Following, parent: TableName, dependent: TableName) -> None:
     """Create two tables of the source, and a foreign key of the second one. Names and columns are in upper case."""
     side = following.replica.source
-    for name in (parent, child):
+    for name in (parent, dependent):
         make_table(side.metastore, name)
         write(side, name, INSERT)
-    of_parent, of_child = ((name.database.upper(), name.table.upper(), "ID") for name in (parent, child))
+    of_parent, of_child = ((name.database.upper(), name.table.upper(), "ID") for name in (parent, dependent))
     key = ttypes.SQLPrimaryKey(*of_parent, 1, "The_Key", **_STATE)
     add_constraints(side.metastore, parent, [Constraint(ConstraintKind.PRIMARY_KEY, (key,))])
     foreign = ttypes.SQLForeignKey(*of_parent, *of_child, 1, 0, 0, "The_Reference", "The_Key", **_STATE)
@@ -57,6 +60,10 @@ def test_foreign_key_when_a_table_of_it_is_copied_again_then_target_keeps_it(fol
         assert following.cycle().bootstrapped == tuple(tables)
         assert _constraints(following, "parent") == ["the_key"]
         assert _constraints(following, "child") == ["the_reference"]
+    dump = following.directory.dumps()[-1]
+    manifest = Manifest(Storages().at(dump.uri), child(dump.uri, following.directory.metadata(dump).payload or ""))
+    listed = [record.constraint for record in manifest.read(ConstraintRecord)]
+    assert sorted(listed) == ["foreignKeys", "primaryKeys"]
     request = ttypes.DropConstraintRequest(following.database.upper(), "CHILD", "The_Reference")
     side.metastore.call("drop_constraint", request)
     following.cycle()

@@ -42,15 +42,19 @@ def _target_tables(following: Following) -> list[str]:
 
 def test_table_when_compacted_before_the_dump_then_the_cycle_copies_it(following: Following) -> None:
     side = following.replica.source
-    _fill(following, "t", "other")
+    special = ["a:b/c d", "long" * 60]
+    _fill(following, "t", "other", *special)
     following.cycle()
-    write(side, following.name("t"), INSERT)
     write(side, following.name("other"), INSERT)
-    compact(side, following.name("t"), write_id=4, of_write_id=4)
-    report = following.cycle()
-    assert (report.bootstrapped, report.lost) == (("t",), ())
-    assert_same(following)
-    write(side, following.name("t"), INSERT)
+    for write_id in (4, 5):
+        for table in ("t", *special):
+            write(side, following.name(table), INSERT)
+            compact(side, following.name(table), write_id=write_id, of_write_id=write_id)
+        report = following.cycle()
+        assert (report.bootstrapped, report.lost) == ((special[0], special[1], "t"), ())
+        assert_same(following)
+    for table in ("t", *special):
+        write(side, following.name(table), INSERT)
     assert following.cycle().bootstrapped == ()
     assert_same(following)
 
