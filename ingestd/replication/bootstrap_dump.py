@@ -18,8 +18,9 @@ An object that is dropped meanwhile is skipped, because its event follows.
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -65,7 +66,9 @@ from ingestd.replication.table_files import ListedFile, all_files, visible_files
 from ingestd.storage.contract import NotFound
 from ingestd.storage.parallel import run_all
 
+_log = logging.getLogger(__name__)
 _LISTING_THREADS = 32
+# A partition may still have its old location so long after its directory was renamed.
 _RENAME_SECONDS, _POLL_SECONDS = 5.0, 0.2
 # Kinds whose files a bootstrap copies; those of external tables are copied by difference in every cycle.
 _WITH_FILES = (TableKind.FULL_ACID, TableKind.INSERT_ONLY, TableKind.MANAGED)
@@ -172,7 +175,7 @@ class TableListing:
                 for some in by_call(all_partition_names(self.source.metastore, name)):
                     self._add_partitions(table, list(find_partitions(self.source.metastore, name, some)), ids)
             elif table.kind in _WITH_FILES:
-                self._add_files(name, WHOLE_TABLE, self._files(table, table.location, ids), ids)
+                self._add_files(table, {WHOLE_TABLE: table.location}, ids)
         except (InvalidTable, NotFound):
             if find_table(self.source.metastore, name) is not None:
                 raise
@@ -185,41 +188,77 @@ class TableListing:
             locations = {name: partition.location for name, partition in zip(names, partitions, strict=True)}
             self.external.extend(directories(table.name.table, table.location, locations)[1:])
         if table.kind in _WITH_FILES:
-            calls = [
-                partial(self._partition_files, table, name, partition.location, ids)
-                for name, partition in zip(names, partitions, strict=True)
-            ]
-            for name, files in zip(names, run_all(calls, _LISTING_THREADS), strict=True):
-                self._add_files(table.name, name, files, ids)
+            self._add_files(table, dict(zip(names, (one.location for one in partitions), strict=True)), ids)
 
-    def _partition_files(self, table: TableObject, name: str, location: str, ids: ValidWriteIds) -> list[ListedFile]:
-        """List a partition. One that was dropped or renamed has no files; if one has no directory, that is an error.
+    def _add_files(self, table: TableObject, locations: Mapping[str, str], ids: ValidWriteIds) -> None:
+        for partition, files in self._visible_files(table, locations, ids).items():
+            aborted: set[int] = set()
+            for file in files:
+                where = (table.name.table, partition, file.directory, file.name)
+                self.writer.add(FileRecord(*where, file.uri, file.length, file.written))
+                if file.batch:
+                    aborted.update(write_id for write_id in ids.aborted if write_id in file.batch)
+            if aborted:
+                self.writer.add(AbortedRecord(table.name.table, partition, tuple(sorted(aborted))))
 
-        A metastore renames a directory before its partition. So this waits before the whole dump must be repeated.
+    def _visible_files(
+        self, table: TableObject, locations: Mapping[str, str], ids: ValidWriteIds
+    ) -> Mapping[str, list[ListedFile]]:
+        """Return the files of each location of the table or its partitions.
+
+        There are none if the table or partition was dropped or renamed, because its event follows. A metastore renames
+        a directory before its partition, so the dump waits for that. A directory that is still missing then has no rows
+        for Hive, which creates it when it writes there.
         """
+        found = self._list(table, locations, ids)
         longest = Deadline.after(_RENAME_SECONDS)
-        while True:
-            try:
-                return list(self._files(table, location, ids))
-            except NotFound:
-                if next(find_partitions(self.source.metastore, table.name, [name]), None) is None:
-                    return []
-                if longest.passed:
-                    raise
+        without_directory = []
+        while missing := {name: locations[name] for name, files in found.items() if files is None}:
             pause(_POLL_SECONDS)
+            found |= self._list(table, missing, ids)
+            current = self._locations(table, missing)
+            for name in [name for name in missing if found[name] is None]:
+                if name not in current:
+                    found[name] = []
+                elif current[name] != locations[name]:
+                    raise NotFound("the directory was moved during the dump", where=locations[name])
+                elif longest.passed:
+                    self._require_above(table, locations[name])
+                    found[name] = []
+                    without_directory.append(name)
+        if without_directory:
+            first, count = locations[without_directory[0]], len(without_directory)
+            _log.warning("the dump has no rows of %d missing directories of the table %s: %s", count, table.name, first)
+        return {name: files or [] for name, files in found.items()}
 
-    def _files(self, table: TableObject, location: str, ids: ValidWriteIds) -> Iterator[ListedFile]:
+    def _require_above(self, table: TableObject, missing: str) -> None:
+        """Raise NotFound if more than a directory is missing, for example because its file system is not mounted."""
+        above = table.location if missing.startswith(f"{table.location}/") else missing.rpartition("/")[0]
+        if not self.source.storages.at(above).exists(above):
+            raise NotFound("the directory does not exist", where=above, hint="check that its file system is mounted")
+
+    def _list(
+        self, table: TableObject, locations: Mapping[str, str], ids: ValidWriteIds
+    ) -> dict[str, list[ListedFile] | None]:
+        """Return the files of each location, None if it does not exist."""
+        calls = [partial(self._files, table, location, ids) for location in locations.values()]
+        return dict(zip(locations, run_all(calls, _LISTING_THREADS), strict=True))
+
+    def _files(self, table: TableObject, location: str, ids: ValidWriteIds) -> list[ListedFile] | None:
         storage = self.source.storages.at(location)
-        if table.kind.is_transactional:
-            return visible_files(storage, location, ids, self.snapshot.transactions.is_committed)
-        return all_files(storage, location)
+        try:
+            if table.kind.is_transactional:
+                return list(visible_files(storage, location, ids, self.snapshot.transactions.is_committed))
+            return list(all_files(storage, location))
+        except NotFound:
+            if storage.exists(location):
+                raise
+            return None
 
-    def _add_files(self, table: TableName, partition: str, files: Iterable[ListedFile], ids: ValidWriteIds) -> None:
-        aborted: set[int] = set()
-        for file in files:
-            where = (table.table, partition, file.directory, file.name)
-            self.writer.add(FileRecord(*where, file.uri, file.length, file.written))
-            if file.batch:
-                aborted.update(write_id for write_id in ids.aborted if write_id in file.batch)
-        if aborted:
-            self.writer.add(AbortedRecord(table.table, partition, tuple(sorted(aborted))))
+    def _locations(self, table: TableObject, names: Iterable[str]) -> dict[str, str]:
+        """Return the current locations of the table or its partitions that exist."""
+        if not table.partition_columns:
+            current = find_table(self.source.metastore, table.name)
+            return {} if current is None else {WHOLE_TABLE: current.location}
+        partitions = find_partitions(self.source.metastore, table.name, list(names))
+        return {table.partition_name(partition.values): partition.location for partition in partitions}

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from shutil import rmtree
+
+import pytest
 
 from ingestd.hive.events import EventLog
 from ingestd.hive.objects import TableObject, drop_table, table_names
@@ -13,7 +16,7 @@ from ingestd.hive.transactions import abort, allocate, begin, commit
 from ingestd.replication.bootstrap_dump import DumpStep
 from ingestd.replication.incremental_load import ReplayStep
 from ingestd.replication.scope import Scope
-from ingestd.storage.contract import child
+from ingestd.storage.contract import NotFound, child
 from ingestd.storage.local import local_path
 from ingestd.storage.storages import Storages
 from tests.support.replica import Replica
@@ -55,6 +58,26 @@ def test_table_when_compacted_before_the_dump_then_the_cycle_copies_it(following
         assert_same(following)
     for table in ("t", *special):
         write(side, following.name(table), INSERT)
+    assert following.cycle().bootstrapped == ()
+    assert_same(following)
+
+
+def test_directory_when_missing_then_copied_as_empty_unless_the_one_above_is_missing_too(following: Following) -> None:
+    side, name = following.replica.source, following.name("parted")
+    _fill(following, "parted", "other")
+    following.cycle()
+    insert(side, name, [(4, "a")])
+    place = local_path(table_of(side.metastore, name).location)
+    unmounted = place.rename(place.with_name("unmounted"))
+    with pytest.raises(NotFound, match="is mounted"):
+        following.dump()
+    unmounted.rename(place)
+    rmtree(place / "day=a")
+    report = following.cycle()
+    assert (report.bootstrapped, report.lost) == (("parted",), ())
+    assert read_rows(following.replica.target.metastore, TableName(following.target, "parted")) == [(2, "b:c")]
+    (place / "day=a").mkdir()  # Hive creates it, the streaming API does not
+    insert(side, name, [(5, "a")])
     assert following.cycle().bootstrapped == ()
     assert_same(following)
 
