@@ -55,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Keep the logs of the shared services if a test failed."""
+    """Keep the logs of the services in the run's folder if a test failed."""
     session.config.stash[_keep_logs] = session.testsfailed > 0
 
 
@@ -65,9 +65,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if folder is None:
         return
     Sandbox(_shared_options(folder)).down()
-    if config.stash.get(_keep_logs, False) and (folder / "sandbox").exists():
-        shutil.rmtree(folder / "sandbox" / "data", ignore_errors=True)
-        sys.stderr.write(f"logs of the shared services: {folder}\n")
+    if config.stash.get(_keep_logs, False) and any(folder.iterdir()):
+        for data in folder.glob("*/data"):
+            shutil.rmtree(data, ignore_errors=True)
+        sys.stderr.write(f"logs of the services: {folder}\n")
     else:
         shutil.rmtree(folder)
 
@@ -191,7 +192,7 @@ def on_postgres(postgres_box: Sandbox, request: pytest.FixtureRequest, tmp_path:
 
 
 @pytest.fixture(scope="session")
-def replica(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
+def replica(processes: None) -> Iterator[Replica]:
     """Yield a source and a target cluster for replication, which all tests of this process share."""
-    with replica_clusters(tmp_path_factory.mktemp("replica")) as made:
+    with replica_clusters(Path(tempfile.mkdtemp(prefix="replica-", dir=os.environ[_RUN_FOLDER]))) as made:
         yield made
