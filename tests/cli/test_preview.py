@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -356,11 +357,14 @@ def test_preview_when_the_mapping_has_sql_then_shows_the_result_and_check_examin
     }
     other = {"name": f"{stack.name}_o"[-40:], "where": "id > (SELECT 1)"}
     config = stack.config({"where": "id <> 2", "transform": transform}, other)
-    shown = _command("preview", stack.name[-40:], "--output", "json", "--config", config)
+    with ThreadPoolExecutor(2) as threads:
+        previewing = threads.submit(_command, "preview", stack.name[-40:], "--output", "json", "--config", config)
+        checking = threads.submit(_command, "check", "--online", "--output", "json", "--config", config)
+    shown = previewing.result()
     rows = [(row["offset"], row["values"]) for row in shown["rows"]]
     assert rows == [(0, {"id": "1", "tag": "a"}), (0, {"id": "1", "tag": "b"})]
     assert [reject["offset"] for reject in shown["rejects"]] == [1]
-    findings = {one["subject"]: one for one in _command("check", "--online", "--output", "json", "--config", config)}
+    findings = {one["subject"]: one for one in checking.result()}
     assert findings[f"mapping {stack.name[-40:]}, transform"]["problem"] is None
     problem = findings[f"mapping {other['name']}, where"]["problem"]
     assert (problem["reason"], problem["error"]) == ("ConfigError", "a subquery is not allowed")
