@@ -358,3 +358,21 @@ def test_decode_when_decimal_is_not_valid_then_is_its_underlying_type(invalid: d
     decoded = decoder_of(schema, columns_of(a="binary")).decode([encode(plain, {"a": b"xy"})])
 
     assert rows_of(decoded) == [{"a": b"xy"}]
+
+
+@pytest.mark.parametrize("kind", ["int", "double", "null"])
+def test_decode_when_a_short_schema_has_more_fields_than_any_record_then_records_end_at_once(kind: str) -> None:
+    nested: object = {"type": "record", "name": "r0", "fields": [{"name": "v", "type": kind}]}
+    for level in range(1, 70):
+        fields = [{"name": "a", "type": nested}, {"name": "b", "type": f"r{level - 1}"}]
+        nested = {"type": "record", "name": f"r{level}", "fields": fields}
+    fields = [{"name": "id", "type": "int"}, {"name": "wide", "type": nested}]
+    schema = json.dumps({"type": "record", "name": "row", "fields": fields})
+    for columns in (columns_of(id="int"), columns_of(id="int", wide="struct<a:struct<v:int>>")):
+        decoded = decoder_of(schema, columns).decode([b"\x0a", b"\x0a" + bytes(99)] * 20)
+        ends = {reason.partition(" in wide")[0] for _, _, reason in reasons(decoded)}
+        if kind == "null":
+            assert ends == {"record does not match its Avro schema: there is data after the record"}
+            assert decoded.rows == 20
+        else:
+            assert ends == {"record does not match its Avro schema: the record ends"}

@@ -16,6 +16,8 @@ from ingestd.formats.avro.schema import AvroType
 from ingestd.formats.values import Ints
 
 _TOO_MANY = "a block has more items than the record can contain"
+_ENDS = "the record ends"
+_LARGER_THAN_ANY = 1 << 40  # more bytes than a record of Kafka can have, and few enough for sums of 64 bits
 _NO_CONTENT = "an array has items without content"
 _FIXED_SIZES = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 # Values are read one by one if there are fewer than this: numpy has a fixed cost per call.
@@ -93,17 +95,22 @@ class _SkipRecord(Skip):
 
     @cached_property
     def smallest(self) -> int:
-        return sum(field.smallest for field in self.fields)
+        return min(sum(field.smallest for field in self.fields), _LARGER_THAN_ANY)
 
     @cached_property
     def size(self) -> int | None:
         sizes = [field.size for field in self.fields]
-        return None if None in sizes else sum(size for size in sizes if size is not None)
+        return None if None in sizes else min(sum(size for size in sizes if size is not None), _LARGER_THAN_ANY)
 
     def skip(self, cursor: Cursor) -> None:
         if self.size is not None:
             cursor.advance(self.size)
             return
+        short = cursor.remaining < self.smallest
+        if short.any():  # a schema of a few lines can have more fields than any record has bytes
+            cursor.malformed(short, _ENDS)
+            if short.all():
+                return
         for field in self.fields:
             levels = self._levels_to(field)
             cursor.depth += levels
@@ -113,6 +120,7 @@ class _SkipRecord(Skip):
     def end(self, data: bytes, at: int, end: int, depth: int) -> int:
         if self.size is not None:
             return _checked(at + self.size, end)
+        _checked(at + self.smallest, end)
         for field in self.fields:
             at = field.end(data, at, end, depth + self._levels_to(field))
         return at
@@ -306,10 +314,10 @@ def _integer(data: bytes, at: int, end: int) -> tuple[int, int]:
             if bits >> 64:
                 break
             return (bits >> 1) ^ -(bits & 1), at
-    raise Malformed("the record ends" if at >= end and shift < 70 else "an integer has more than 10 bytes")
+    raise Malformed(_ENDS if at >= end and shift < 70 else "an integer has more than 10 bytes")
 
 
 def _checked(at: int, end: int) -> int:
     if at > end:
-        raise Malformed("the record ends")
+        raise Malformed(_ENDS)
     return at
