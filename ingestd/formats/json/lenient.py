@@ -271,7 +271,10 @@ def _whole(value: object, width: int, kind: HiveType) -> int:
     text = _text(value, kind).strip(_JAVA_BLANKS).removeprefix("+")
     if not _DIGITS.fullmatch(text):
         return _saturated(_parsed(text), width)
-    number = int(text) if len(text.lstrip("-0")) < 20 else 1 << width
+    digits = text.lstrip("-0")  # Python refuses to read thousands of zeros as a number
+    if len(digits) >= 20:
+        return 0
+    number = int(digits or "0") * (-1 if text.startswith("-") else 1)
     return number if -(1 << width - 1) <= number < 1 << width - 1 else 0
 
 
