@@ -141,7 +141,11 @@ def test_preview_when_its_client_disconnects_then_no_other_one_runs_before_its_e
                 leaving.request("POST", path, headers=JSON)
                 assert slow.begun.acquire(timeout=LIMIT)
             for _ in range(20):  # each request gives the server the time to notice
-                assert client.post(path).status == 409
+                refused = client.post(path)
+                assert refused.status == 409
+                assert (
+                    "another preview is running: of the mapping orders for 127.0.0.1, since " in refused.json["error"]
+                )
         finally:
             slow.go_on.set()
         eventually("another preview", lambda: client.post(path).status == 200)

@@ -22,6 +22,7 @@ from anyio import fail_after, to_thread
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
+from ingestd.clock import monotonic
 from ingestd.daemon.http.access import Access, Refused
 from ingestd.daemon.http.fleet import Fleet
 from ingestd.daemon.http.status import Json
@@ -49,7 +50,8 @@ class Changes:
     def __init__(self, fleet: Fleet, access: Access) -> None:
         self._fleet = fleet
         self._access = access
-        self._is_previewing = False
+        self._previewing = ""  # the preview that is running, as "of the mapping NAME for ADDRESS"
+        self._previewing_since = 0.0
 
     async def change(self, name: str, verb: str, http: HttpRequest) -> tuple[int, Json]:
         """Carry out pause, resume, flush or offsets. Returns the HTTP status and the document. Raises IngestdError."""
@@ -87,14 +89,20 @@ class Changes:
         if at is not None and not isinstance(at, str):
             raise Refused(400, "must be a text", where="body: at", hint="send a time, or TOPIC:PARTITION:OFFSET")
         _refuse_unknown(fields)
-        if self._is_previewing:
-            raise Refused(409, "another preview is running", where=f"mapping {name}", hint="try again in a moment")
-        self._is_previewing = True
+        if self._previewing:
+            seconds = monotonic() - self._previewing_since
+            raise Refused(
+                409,
+                f"another preview is running: {self._previewing}, since {seconds:.0f} s",
+                where=f"mapping {name}",
+                hint="try again when it has ended; it goes on even if its client has disconnected",
+            )
+        self._previewing, self._previewing_since = f"of the mapping {name} for {_author('', http)}", monotonic()
         try:
             work = partial(self._fleet.preview, name, limit, None if at is None else _start(at))
             return (await to_thread.run_sync(work, abandon_on_cancel=True)).document(name)
         finally:
-            self._is_previewing = False
+            self._previewing = ""
 
     async def _checked(self, http: HttpRequest) -> Json:
         """Return the fields of a request of an operator. Raises Refused."""
