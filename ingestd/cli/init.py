@@ -159,7 +159,7 @@ def _compared(plain: Draft, document: Document, metastore: Metastore) -> Draft:
     Raises InvalidTable for a table that the mapping cannot write or, if it is missing, that Hive would not create.
     """
     mapping = document.mappings[0]
-    sample = read_sample(mapping.reader, plain.topic)
+    sample, unreadable = read_sample(mapping.reader, plain.topic)
     registry = Registry.of(mapping.registry)
     table: Shape | None = None
     try:
@@ -168,12 +168,12 @@ def _compared(plain: Draft, document: Document, metastore: Metastore) -> Draft:
         require_writable_database(metastore, plain.table)
     columns = None if table is None else (*table.columns, *table.partition_columns)
     proposal = propose(sample, columns, registry, plain.topic)
-    notes = [proposal.note] if proposal.note else []
+    notes = [note for note in (unreadable, proposal.note) if note]
     shape = table or Shape(proposal.columns, partition_columns=(), bucketing=None, encoding=Encoding())
     if not shape.columns:
         notes.append("The table does not exist, and its columns could not be derived from the records.")
     draft = replace(plain, format=proposal.format or {}, notes=notes)
-    if proposal.format is None or not shape.columns:
+    if proposal.format is None or not shape.columns or (unreadable and not sample):
         return draft
     found = match(sample, shape, _loaded(draft).mappings[0].format, registry)
     return replace(draft, match=found, statement="" if table else NewTable(plain.table, shape.columns).statement)

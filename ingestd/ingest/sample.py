@@ -80,21 +80,27 @@ class Match:
     reason: str
 
 
-def read_sample(settings: Mapping[str, Any], topic: str) -> list[bytes | None]:
+def read_sample(settings: Mapping[str, Any], topic: str) -> tuple[list[bytes | None], str]:
     """Return the values of the last records of the partitions, at most 200 in all. A tombstone is None.
 
-    `settings` are librdkafka properties. Raises InvalidTopic, LoginFailed and BrokerUnavailable.
+    Also returns a sentence about those of them that cannot be read, '' if there are none. `settings` are librdkafka
+    properties. Raises InvalidTopic, LoginFailed and BrokerUnavailable.
     """
     broker = Broker(settings, timeout_seconds=ANSWER_SECONDS)
     with broker.explained():
         partitions = broker.partitions([topic])
     first, ends = broker.earliest(partitions), broker.ends(partitions)
     ranges = [OffsetRange(*p, first[p], ends[p]) for p in partitions if ends[p] > first[p]]
-    return [
-        value
-        for batch in read_excerpt(settings, ranges, ExcerptLimits(_RECORDS), "last").batches
-        for value in batch.values
-    ]
+    excerpt = read_excerpt(settings, ranges, ExcerptLimits(_RECORDS), "last", on_unreadable="reject")
+    values = [value for batch in excerpt.batches for value in batch.values]
+    if not excerpt.unreadable:
+        return values, ""
+    bad = excerpt.unreadable[0]
+    number = excerpt.records - len(values)
+    return values, (
+        f"Of the last {excerpt.records} records, {number} cannot be read, and the mapping stops before them unless"
+        f" on_unreadable: reject is set. In {bad.partition}, {bad.reason}: {bad.hint}."
+    )
 
 
 def match(

@@ -117,7 +117,7 @@ def test_preview_when_fields_have_no_column_then_names_them(run: Run, stack: Sta
 
 
 def test_preview_when_unreadable_records_are_rejects_then_shows_them_as_do_check_and_doctor(
-    run: Run, stack: Stack
+    run: Run, stack: Stack, tmp_path: Path
 ) -> None:
     topic = stack.topic(2, **{"max.message.bytes": "9000000"})
     stack.table("id int, text string")
@@ -145,6 +145,12 @@ def test_preview_when_unreadable_records_are_rejects_then_shows_them_as_do_check
         assert [(reject["partition"], reject["offset"]) for reject in found] == rejects
         assert all(reject["reason"].startswith("the records of the offsets ") for reject in found)
         assert result.json["records"] == len(rows) + len(rejects)
+    services = ("--metastore", stack.addresses.metastore, "--bootstrap-servers", stack.addresses.kafka)
+    small = ("--set", "kafka.receive.message.max.bytes=2000000", "--output-file", tmp_path / "first.yaml")
+    proposed = run("init", *services, *small, "--topic", topic, "--table", f"default.{stack.name}")
+    assert proposed.code == 0, proposed.text
+    assert "Of the last 6 records, 3 cannot be read" in proposed.err
+    assert "Compared with the last 3 records" in proposed.err
     checked = run("check", "--online", "--config", config)
     assert checked.code == 0, checked.text
     assert "the records of the offsets 4 to 4 are too large" in checked.text
