@@ -71,7 +71,7 @@ def _findings(document: Document, online: bool) -> Iterator[Finding]:
     with LocalEngine() as engine, closing(metastore):
         of_metastore = list(check_metastore(metastore))
         yield from of_metastore
-        if len(document.mappings) > 1 and not any(finding.error for finding in of_metastore):
+        if document.mappings and not any(finding.error for finding in of_metastore):
             yield from check_locations(metastore, document.mappings)
         for options in document.mappings:
             of_topics = list(check_topics(options))

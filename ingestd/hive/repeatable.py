@@ -14,8 +14,8 @@ _READS = (
     "get_functions", "get_max_allocated_table_write_id", "get_metastore_db_uuid", "get_next_notification",
     "get_not_null_constraints", "get_open_txns", "get_open_txns_info", "get_partition_names",
     "get_partitions_by_names_req", "get_partitions_statistics_req", "get_replication_metrics", "get_scheduled_query",
-    "get_table_req", "get_valid_write_ids", "partition_name_has_valid_characters", "partition_name_to_vals",
-    "show_compact", "show_locks",
+    "get_table_objects_by_name_req", "get_table_req", "get_valid_write_ids", "partition_name_has_valid_characters",
+    "partition_name_to_vals", "show_compact", "show_locks",
 )  # fmt: skip
 REPEATABLE = {
     **dict.fromkeys(_READS, "read only"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, product, takewhile
 
 from ingestd.clock import Deadline
 from ingestd.errors import IngestdError, InvalidTable, MetastoreUnavailable, TableMissing, TopicDenied
@@ -17,7 +18,7 @@ from ingestd.hive import leases
 from ingestd.hive.client import Metastore
 from ingestd.hive.control import is_created
 from ingestd.hive.partitions import partition_names, read_partitions
-from ingestd.hive.tables import Table, TableName, load_acid_table, require_writable_database
+from ingestd.hive.tables import Table, TableName, load_acid_table, require_writable_database, table_locations
 from ingestd.ingest.letter_table import load_letter_table
 from ingestd.ingest.new_table import find_target
 from ingestd.ingest.options import MappingOptions
@@ -29,12 +30,14 @@ from ingestd.kafka.reader import ReadLimits, read
 from ingestd.kafka.unreadable import UnreadableBatch, stop_before
 from ingestd.publish.warehouse import Warehouse
 from ingestd.spark.engine import Engine
-from ingestd.storage.contract import child
+from ingestd.storage.contract import child, split
 
 # Short, because a user is waiting for the result.
 _ANSWER_SECONDS, _RECORD_SECONDS = 5.0, 10.0
 # How many directories of partitions are examined, and for how long.
 _MOST_PARTITIONS, _PARTITIONS_SECONDS = 100, 5.0
+# How long the locations of other tables are read.
+_TABLES_SECONDS = 5.0
 _LATER = "is examined once the mapping has created the table"
 
 
@@ -97,7 +100,7 @@ def check_table(warehouse: Warehouse, options: MappingOptions) -> Iterator[Findi
 
 
 def check_locations(metastore: Metastore, mappings: Sequence[MappingOptions]) -> Iterator[Finding]:
-    """Check that the tables of all mappings have directories of their own. Yields one finding."""
+    """Check that the tables of all mappings share their directories with no other table. Yields one finding."""
     names = dict.fromkeys(filter(None, (name for each in mappings for name in (str(each.table), letters_name(each)))))
     yield _prediction("locations of tables", lambda: separate_locations(metastore, list(names)))
 
@@ -237,18 +240,39 @@ def usable_control(metastore: Metastore, control: TableName) -> str:
 
 
 def separate_locations(metastore: Metastore, names: Sequence[str]) -> str:
-    """Compare the locations of tables; return what was found. Raises InvalidTable if two of them are the same."""
-    owners: dict[str, TableName] = {}
-    for table in existing_tables(metastore, names):
-        location = table.location.rstrip("/")
-        first = owners.setdefault(location, table.name)
-        if first != table.name:
-            raise InvalidTable(
-                f"{first} and {table.name} have the same location, so queries of each also show rows of the other",
-                where=f"location {location}",
-                hint="set the location of one of them to a directory of its own",
-            )
-    return f"{counted(len(owners), 'table')}, each in a directory of its own"
+    """Compare the locations of tables with those of all tables of their databases; return what was found.
+
+    Hive 4 creates ACID tables only in the directory of their database. Raises InvalidTable if the location of one of
+    `names` is that of another table, or is inside or around it.
+    """
+    ours = {table.name: table.location for table in existing_tables(metastore, names)}
+    if not ours:
+        return _LATER
+    databases = dict.fromkeys(name.database for name in ours)
+    others = chain.from_iterable(table_locations(metastore, database) for database in databases)
+    limit = Deadline.after(_TABLES_SECONDS)
+    found = ours | dict(takewhile(lambda _: not limit.passed, others))
+    owners: dict[tuple[str, ...], list[TableName]] = {}
+    for name, location in found.items():
+        owners.setdefault(split(location).levels, []).append(name)
+    for place, inner in owners.items():
+        around = (owners.get(place[:count], ()) for count in range(len(place), 0, -1))
+        for outer, name in product(chain.from_iterable(around), inner):
+            if outer != name and (outer in ours or name in ours):
+                raise _shared_location(outer, found[outer], name, found[name])
+    return (
+        f"{counted(len(ours), 'table')}, each in a directory of its own; compared with {len(found) - len(ours)} others"
+    )
+
+
+def _shared_location(outer: TableName, around: str, inner: TableName, location: str) -> InvalidTable:
+    if split(around).levels == split(location).levels:
+        what = f"{outer} and {inner} have the same location, so queries of each also show rows of the other"
+    else:
+        what = f"the location of {inner} is inside that of {outer}, {around}, whose queries may also show its rows"
+    return InvalidTable(
+        what, where=f"location {location}", hint="set the location of one of them to a directory of its own"
+    )
 
 
 def valid_sql(metastore: Metastore, options: MappingOptions, engine: Callable[[], Engine]) -> str:

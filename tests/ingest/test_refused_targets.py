@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -129,20 +130,32 @@ def test_database_when_it_becomes_a_replica_while_the_daemon_runs_then_only_its_
     assert stack.ids() == [1, 2]
 
 
-def test_tables_when_two_have_the_same_location_then_check_warns(stack: Stack) -> None:
+def test_tables_when_their_locations_are_the_same_or_nested_then_check_warns(stack: Stack) -> None:
     stack.topic(1)
-    names = [f"default.{stack.name}_{case}" for case in ("first", "second", "third")]
+    names = [f"default.{stack.name}_{case}" for case in ("outer", "same", "inner", "separate")]
     stack.table("id int", name=names[0])
     location = load_acid_table(stack.metastore, TableName.parse(names[0])).location
     acid = "STORED AS ORC LOCATION '{}' TBLPROPERTIES ('transactional'='true')"
     stack.sql(f"CREATE TABLE {names[1]} (id int) {acid.format(location)}")
-    stack.table("id int", name=names[2])
-    mappings = load([stack.config(*(_mapping(stack, name.rpartition("_")[2], name) for name in names))]).mappings
-    [found] = check_locations(stack.metastore, mappings)
-    assert found.is_warning
-    assert f"{names[0]} and {names[1]} have the same location" in str(found.error)
-    [separate] = check_locations(stack.metastore, mappings[1:])
-    assert (separate.error, separate.detail) == (None, "2 tables, each in a directory of its own")
+    stack.sql(f"CREATE TABLE {names[2]} (id int) {acid.format(location + '/sub/t')}")
+    stack.table("id int", name=names[3])
+    outer, same, inner, separate = load(
+        [stack.config(*(_mapping(stack, name.rpartition("_")[2], name) for name in names))]
+    ).mappings
+    for mappings in ([outer, same], [same]):  # also if the other table is not one of this configuration
+        [found] = check_locations(stack.metastore, mappings)
+        assert found.is_warning
+        assert re.search(
+            f"{stack.name}_[a-z]+ and default.{stack.name}_[a-z]+ have the same location", str(found.error)
+        )
+    [nested] = check_locations(stack.metastore, [inner])
+    assert f"the location of {names[2]} is inside that of {names[0]}, {location}" in str(nested.error)
+    [passed] = check_locations(stack.metastore, [separate])
+    assert passed.error is None
+    assert passed.detail.startswith("1 table, each in a directory of its own; compared with")
+    stack.sql(f"DROP TABLE {names[1]}")
+    [around] = check_locations(stack.metastore, [outer])
+    assert f"the location of {names[2]} is inside that of {names[0]}, {location}" in str(around.error)
 
 
 def test_control_database_when_it_is_a_target_of_replication_then_check_and_the_mapping_say_so(stack: Stack) -> None:
