@@ -50,7 +50,7 @@ _GSS_ERROR = re.compile(r'GSSAPIError\(.*, (\d+), "(.*)"\)', re.DOTALL)
 _EXPIRED = ("GSS_S_CREDENTIALS_EXPIRED", "GSS_S_CONTEXT_EXPIRED")
 _FILE_KEY, _USER_KEY = "storage.hdfs.keytab", "storage.hdfs.principal"
 _SPACE = "free space, or have the quota raised"
-_HEALTH = "check that the NameNode is active and that DataNodes are running"
+_HEALTH = "check that the NameNode is active and that DataNodes are running and have space for whole blocks"
 # The library does not report the reason that the NameNode sends before it closes a connection.
 _DISCONNECTED = "RPC listener disconnected"
 # The library would send the next requests over the same connection until its own thread notices that it is closed.
