@@ -179,8 +179,8 @@ class Committer:
         ]
         request = self._request(pending, text, after)
         done = publish(self._warehouse, pending.txn, writes, request, pending.watch.lap)
-        found = {name: _hidden(name, publication) for name, publication in done.items()}
-        return CommitResult(pending, after, {name: hidden for name, hidden in found.items() if hidden})
+        hidden = {name: _hidden(name, publication) for name, publication in done.items()}
+        return CommitResult(pending, after, {name: bases for name, bases in hidden.items() if bases})
 
     def _lock_and_fence(self, pending: PendingTransaction, before: MappingState) -> tuple[str, bool]:
         """Acquire the locks, then check that neither the state nor a table has changed since the plan was made.

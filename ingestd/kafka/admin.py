@@ -79,12 +79,12 @@ class Broker:
 
     def topics(self, names: Sequence[str]) -> dict[str, Topic]:
         """Describe topics, by name. Raises BrokerUnavailable if a topic has disappeared since an earlier call."""
-        found = {}
+        topics = {}
         for name, answer in self.describe(names).items():
             if isinstance(answer, IngestdError):
                 raise answer
-            found[name] = answer
-        return found
+            topics[name] = answer
+        return topics
 
     def describe(self, names: Sequence[str], seconds: float | None = None) -> dict[str, Topic | IngestdError]:
         """Return what `topics` returns or would raise for each topic, with a time limit of `seconds`.
@@ -148,8 +148,8 @@ class Broker:
         partitions = list(partitions)
         # Requested first: a record with that timestamp that arrives in between must not lie before the end.
         ends = self.ends(partitions)
-        found = self._offsets(partitions, OffsetSpec.for_timestamp(timestamp_ms))
-        return {p: found[p] if found[p] >= 0 else ends[p] for p in partitions}
+        offsets = self._offsets(partitions, OffsetSpec.for_timestamp(timestamp_ms))
+        return {p: offsets[p] if offsets[p] >= 0 else ends[p] for p in partitions}
 
     def newest_times(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the largest timestamp of each partition that has records, in milliseconds of Unix time."""
@@ -185,8 +185,8 @@ class Broker:
     def describe_cluster(self) -> tuple[str, int]:
         """Return the id of the cluster, '' if unknown, and the number of brokers."""
         admin = self._admin
-        found = self._answer(admin.describe_cluster(request_timeout=self.timeout_seconds), self.where)
-        return found.cluster_id or "", len(found.nodes)
+        cluster = self._answer(admin.describe_cluster(request_timeout=self.timeout_seconds), self.where)
+        return cluster.cluster_id or "", len(cluster.nodes)
 
     def topic_settings(self, name: str) -> dict[str, str]:
         """Return the effective configuration of a topic, such as `retention.ms`.
@@ -196,8 +196,8 @@ class Broker:
         resource = ConfigResource(ConfigResource.Type.TOPIC, name)
         admin = self._admin
         [answer] = admin.describe_configs([resource], request_timeout=self.timeout_seconds).values()
-        found = self._answer(answer, f"{self.where}, topic {name}", "DESCRIBE_CONFIGS")
-        return {key: str(entry.value) for key, entry in found.items() if entry.value is not None}
+        settings = self._answer(answer, f"{self.where}, topic {name}", "DESCRIBE_CONFIGS")
+        return {key: str(entry.value) for key, entry in settings.items() if entry.value is not None}
 
     def topic_names(self) -> list[str]:
         """Return the names of all topics that this client may describe, without internal ones."""

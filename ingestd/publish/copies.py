@@ -66,8 +66,8 @@ def read_notes(storages: Storages, directory: str) -> list[Copy]:
     """Return the copies that a transaction has noted. Raises StorageUnavailable."""
     storage = storages.at(directory)
     files = [child(directory, entry.name) for entry in storage.entries(directory)]
-    found = run_all([partial(storage.read, file) for file in files], _THREADS)
-    return [copy for content in found if (copy := _parsed(content))]
+    notes = run_all([partial(storage.read, file) for file in files], _THREADS)
+    return [copy for note in notes if (copy := _parsed(note))]
 
 
 def _parsed(content: bytes) -> Copy | None:

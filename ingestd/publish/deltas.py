@@ -112,9 +112,9 @@ class StagedFiles:
         uris = {partition.name: partition.location for partition in partitions}
         if WHOLE_TABLE in uris:
             return {WHOLE_TABLE: self.staging.location}
-        found = self.staging.storages.locations(uri for uri in uris.values() if uri not in listings)
-        found |= {uri: listing.location for uri, listing in listings.items()}
-        return {name: found[uri] for name, uri in uris.items()}
+        locations = self.staging.storages.locations(uri for uri in uris.values() if uri not in listings)
+        locations |= {uri: listing.location for uri, listing in listings.items()}
+        return {name: locations[uri] for name, uri in uris.items()}
 
     def _staged(
         self,
@@ -146,11 +146,11 @@ class StagedFiles:
         self.staging.discard()
 
     def _increments(self, table: Table) -> dict[str, Increment]:
-        found: dict[str, Increment] = {}
+        increments: dict[str, Increment] = {}
         for file in self.files:
             name = table.partition_name(file.partition)
-            found[name] = found.get(name, Increment()) + Increment(file.rows, 1, file.bytes)
-        return found
+            increments[name] = increments.get(name, Increment()) + Increment(file.rows, 1, file.bytes)
+        return increments
 
 
 def create_partitions(
@@ -235,13 +235,13 @@ def hiding_bases(storages: Storages, partitions: Mapping[str, PartitionInfo], wr
 
     Raises StorageUnavailable.
     """
-    found = {}
+    bases = {}
     names = storages.names(info.location for info in partitions.values())
     for name, info in partitions.items():
         base = _later_base(names[info.location], write_id)
         if base:
-            found[name] = child(info.location, base)
-    return found
+            bases[name] = child(info.location, base)
+    return bases
 
 
 def _refuse_base(location: str, names: Iterable[str], write_id: int) -> None:
@@ -256,7 +256,7 @@ def _refuse_base(location: str, names: Iterable[str], write_id: int) -> None:
 
 def _later_base(names: Iterable[str], write_id: int) -> str | None:
     for name in names:
-        found = parse_directory(name)
-        if isinstance(found, Base) and not found.visibility_txn and found.write_id > write_id:
+        directory = parse_directory(name)
+        if isinstance(directory, Base) and not directory.visibility_txn and directory.write_id > write_id:
             return name
     return None

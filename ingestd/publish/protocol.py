@@ -173,9 +173,9 @@ class _TablePublisher:
         ]
         if missing:
             write.location.check()  # before the metastore creates directories under it
-            found = deltas.create_partitions(self._warehouse.metastore, table, write.location, missing)
-            self._listings = deltas.register(self._warehouse, self._txn, table, write.write_id, found)
-            self._partitions |= found
+            created = deltas.create_partitions(self._warehouse.metastore, table, write.location, missing)
+            self._listings = deltas.register(self._warehouse, self._txn, table, write.write_id, created)
+            self._partitions |= created
 
     def place(self) -> None:
         write = self._write

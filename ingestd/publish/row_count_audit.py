@@ -69,6 +69,6 @@ def _audit(warehouse: Warehouse, table: Table, name: str) -> AuditedCount | None
     return None
 
 
-def _audited(found: Parameters, rows: int, *, is_settled: bool) -> AuditedCount:
-    is_trusted = found.values.get(ROWS_WRITTEN) != "unknown" or "COLUMN_STATS_ACCURATE" in found.values
-    return AuditedCount(found.name, int(found.values[_ROWS]), rows, is_trusted, is_settled)
+def _audited(parameters: Parameters, rows: int, *, is_settled: bool) -> AuditedCount:
+    is_trusted = parameters.values.get(ROWS_WRITTEN) != "unknown" or "COLUMN_STATS_ACCURATE" in parameters.values
+    return AuditedCount(parameters.name, int(parameters.values[_ROWS]), rows, is_trusted, is_settled)

@@ -159,13 +159,13 @@ def recounted(before: Mapping[str, str], rows: int, snapshot: ValidWriteIds, own
 
 def _marks(parameters: Mapping[str, str]) -> list[Mark]:
     """Return every mark; parameters with the prefix of a mark but an invalid value are ignored."""
-    found = []
+    marks = []
     for key, value in parameters.items():
         numbers = value.split()
         if key.startswith(_MARK) and len(numbers) == 4 and all(number.isdecimal() for number in numbers):
             write_id, rows, files, size = map(int, numbers)
-            found.append(Mark(key.removeprefix(_MARK), write_id, Increment(rows, files, size)))
-    return found
+            marks.append(Mark(key.removeprefix(_MARK), write_id, Increment(rows, files, size)))
+    return marks
 
 
 def _accounts_for(parameters: Mapping[str, str], content: Content, snapshot: ValidWriteIds, known: Known) -> bool:

@@ -264,14 +264,14 @@ class RowCountRepair:
         if not due:
             return
         table = load_acid_table(self._metastore, self._table)
-        found = _check(self._warehouse, table, list(due), self.known)
-        self._repair(table, [name for name, check in found.items() if not check.is_right])
+        checks = _check(self._warehouse, table, list(due), self.known)
+        self._repair(table, [name for name, check in checks.items() if not check.is_right])
         with self._changed:
             for name, watched in due.items():
                 if self._state.watched.get(name) is not watched:
                     continue  # a commit has rescheduled the partition
-                if name in found:
-                    self._schedule_next(name, watched, found[name].compactions)
+                if name in checks:
+                    self._schedule_next(name, watched, checks[name].compactions)
                 else:
                     del self._state.watched[name]
 
@@ -299,8 +299,8 @@ class RowCountRepair:
         for start in range(0, len(names), PARTITIONS_PER_CALL):
             if pause(_BETWEEN_SECONDS if start else 0.0, self._halt):
                 return
-            found = _check(self._warehouse, table, names[start : start + PARTITIONS_PER_CALL], self.known)
-            self._repair(table, [name for name, check in found.items() if check.is_ours and not check.is_right])
+            checks = _check(self._warehouse, table, names[start : start + PARTITIONS_PER_CALL], self.known)
+            self._repair(table, [name for name, check in checks.items() if check.is_ours and not check.is_right])
         with self._changed:
             self._state.survey_due = None
 
@@ -364,15 +364,17 @@ class RowCountRepair:
         rows: dict[str, int] = {}
         failed: dict[str, IngestdError] = {}
         remaining = set(names)
-        for found in read_parameters(self._metastore, table, names):
+        for parameters in read_parameters(self._metastore, table, names):
             if (rows or failed) and until.passed:
                 break
-            remaining.discard(found.name)
+            remaining.discard(parameters.name)
             try:
-                if not is_right(found.values, _content(self._warehouse, found), snapshot, self.known(found.name)):
-                    rows[found.name] = self._visible_rows(found, snapshot)
+                if not is_right(
+                    parameters.values, _content(self._warehouse, parameters), snapshot, self.known(parameters.name)
+                ):
+                    rows[parameters.name] = self._visible_rows(parameters, snapshot)
             except (InvalidTable, StorageUnavailable) as error:
-                failed[found.name] = error
+                failed[parameters.name] = error
         else:
             remaining.clear()  # the others do not exist
         if rows:
@@ -389,15 +391,17 @@ class RowCountRepair:
         # HiveServer2 caches partitions with their row counts until the table's write ids change.
         own = transactions.allocate(self._metastore, txn, table.name)
 
-        def change(found: Sequence[Parameters]) -> list[dict[str, str]]:
-            return [recounted(parameters.values, rows[parameters.name], snapshot, own) for parameters in found]
+        def change(stored: Sequence[Parameters]) -> list[dict[str, str]]:
+            return [recounted(parameters.values, rows[parameters.name], snapshot, own) for parameters in stored]
 
         change_parameters(self._metastore, table, list(rows), change, WriterView(own, snapshot), wait)
         transactions.commit(self._metastore, txn)
 
-    def _visible_rows(self, found: Parameters, snapshot: ValidWriteIds) -> int:
-        storage = self._warehouse.storages.at(found.location)
-        return visible_rows(storage, found.location, snapshot, lambda txn_id: is_committed(self._metastore, txn_id))
+    def _visible_rows(self, parameters: Parameters, snapshot: ValidWriteIds) -> int:
+        storage = self._warehouse.storages.at(parameters.location)
+        return visible_rows(
+            storage, parameters.location, snapshot, lambda txn_id: is_committed(self._metastore, txn_id)
+        )
 
 
 def _check(
@@ -411,17 +415,17 @@ def _check(
     """
     snapshot = read_snapshot(warehouse.metastore, table.name)
     checks = {}
-    for found in read_parameters(warehouse.metastore, table, names):
+    for parameters in read_parameters(warehouse.metastore, table, names):
         try:
-            content = _content(warehouse, found)
+            content = _content(warehouse, parameters)
         except (StorageUnavailable, InvalidTable):
-            checks[found.name] = _Check(is_right=True, is_ours=is_ours(found.values))
+            checks[parameters.name] = _Check(is_right=True, is_ours=is_ours(parameters.values))
             continue
-        right = is_right(found.values, content, snapshot, known(found.name))
-        checks[found.name] = _Check(right, is_ours(found.values), content.compactions)
+        right = is_right(parameters.values, content, snapshot, known(parameters.name))
+        checks[parameters.name] = _Check(right, is_ours(parameters.values), content.compactions)
     return checks
 
 
-def _content(warehouse: Warehouse, found: Parameters) -> Content:
+def _content(warehouse: Warehouse, parameters: Parameters) -> Content:
     """Return the current content of the directory. Raises StorageUnavailable."""
-    return read_content(warehouse.storages.at(found.location), found.location)
+    return read_content(warehouse.storages.at(parameters.location), parameters.location)

@@ -101,17 +101,19 @@ class RowCounts:
         snapshot = read_snapshot(self._metastore, table.name)
         in_doubt = set()
 
-        def increment(found: Parameters, content: Content) -> dict[str, str]:
-            mark = Mark(self._writer, write_id, increments[found.name])
-            values, is_known = incremented(found.values, mark, content, snapshot, self._repair.known(found.name))
+        def increment(parameters: Parameters, content: Content) -> dict[str, str]:
+            mark = Mark(self._writer, write_id, increments[parameters.name])
+            values, is_known = incremented(
+                parameters.values, mark, content, snapshot, self._repair.known(parameters.name)
+            )
             if has_lease and is_known:
                 return values
-            in_doubt.add(found.name)
+            in_doubt.add(parameters.name)
             return doubtful(values)
 
-        def change(found: Sequence[Parameters]) -> list[dict[str, str]]:
-            names = self._storages.names(parameters.location for parameters in found)
-            return [increment(parameters, content_of(names[parameters.location])) for parameters in found]
+        def change(stored: Sequence[Parameters]) -> list[dict[str, str]]:
+            names = self._storages.names(parameters.location for parameters in stored)
+            return [increment(parameters, content_of(names[parameters.location])) for parameters in stored]
 
         view = WriterView(write_id, snapshot)
         change_parameters(self._metastore, table, list(increments), change, view, wait)
