@@ -19,8 +19,10 @@ from ingestd.java import cache_folder
 from ingestd.sandbox import Addresses, Sandbox, SandboxOptions
 from ingestd.sandbox.state import locked
 from tests.support.daemon import stop_engine
+from tests.support.kerberos import Realm, realm
 from tests.support.postgres import postgres
 from tests.support.replica import Replica, replica_clusters
+from tests.support.replica_policies import Pair, new_pair
 from tests.support.sandbox import running
 from tests.support.stack import Stack
 
@@ -129,6 +131,19 @@ def _is_main_process(config: pytest.Config) -> bool:
 def _shared_options(folder: Path) -> SandboxOptions:
     # Several workers request compactions, each of which would wait for those of the others.
     return SandboxOptions(folder / "sandbox", hiveserver2=True, hiveserver2_heap_mb=1536, compactor_threads=4)
+
+
+@pytest.fixture(scope="module")
+def kdc(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Realm]:
+    """Yield a running KDC."""
+    with realm(tmp_path_factory.mktemp("realm")) as running_kdc:
+        yield running_kdc
+
+
+@pytest.fixture
+def pair(replica: Replica, tmp_path: Path) -> Pair:
+    """Return a new source database with an empty table `t`, and the policies that copy it."""
+    return new_pair(replica, tmp_path)
 
 
 @pytest.fixture(autouse=True)

@@ -15,14 +15,9 @@ from ingestd.hive.tables import TableName
 from ingestd.replication.cycle import Step
 from ingestd.replication.statements import CreatePolicy
 from tests.support.command import Result, Run
-from tests.support.replica import Replica, Side
-from tests.support.replica_policies import NEVER, Pair, new_pair
+from tests.support.replica import Side
+from tests.support.replica_policies import NEVER, Pair
 from tests.support.replica_tables import make_table
-
-
-@pytest.fixture
-def pair(replica: Replica, tmp_path: Path) -> Pair:
-    return new_pair(replica, tmp_path)
 
 
 @pytest.fixture

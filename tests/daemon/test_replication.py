@@ -15,16 +15,10 @@ from ingestd.replication.runs import Run, Status
 from ingestd.replication.statements import ReplDump, ReplLoad
 from tests.support.daemon import DaemonProcess
 from tests.support.http import Client
-from tests.support.replica import Replica
 from tests.support.replica_daemons import Daemons, policy_entry
-from tests.support.replica_policies import NEVER, Pair, new_pair
+from tests.support.replica_policies import NEVER, Pair
 from tests.support.replica_rows import insert
 from tests.support.stack import eventually
-
-
-@pytest.fixture
-def pair(replica: Replica, tmp_path: Path) -> Pair:
-    return new_pair(replica, tmp_path)
 
 
 @pytest.fixture

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.doctor.conftest import Examine
-from tests.support.kerberos import NAME, Realm, realm
+from tests.support.kerberos import NAME, Realm
 from tests.support.stack import eventually
-
-
-@pytest.fixture(scope="module")
-def kdc(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Realm]:
-    with realm(tmp_path_factory.mktemp("realm")) as made:
-        yield made
 
 
 def _config(folder: Path, **login: str) -> Path:

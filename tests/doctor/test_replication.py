@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-import pytest
 import yaml
 
 from ingestd.hive.client import Metastore
@@ -15,13 +14,8 @@ from ingestd.replication.policies import Policies
 from ingestd.replication.statements import CreatePolicy
 from ingestd.sandbox import Addresses
 from tests.doctor.conftest import Examine
-from tests.support.replica import Replica, Side
-from tests.support.replica_policies import NEVER, Pair, new_pair
-
-
-@pytest.fixture
-def pair(replica: Replica, tmp_path: Path) -> Pair:
-    return new_pair(replica, tmp_path)
+from tests.support.replica import Side
+from tests.support.replica_policies import NEVER, Pair
 
 
 def _config(folder: Path, uri: str, pair: Pair) -> Path:

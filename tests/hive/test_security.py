@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from ingestd.errors import ConfigError, IngestdError, LoginFailed, MetastoreUnav
 from ingestd.hive.client import Metastore
 from ingestd.hive.security import Kerberos, Plain, Protection, Security, Tls
 from tests.support.certificates import make, over_tls
-from tests.support.kerberos import NAME, Realm, realm, secured
+from tests.support.kerberos import NAME, Realm, secured
 from tests.support.metastore import Home, Process, free_port, metastore
 from tests.support.users import User, needs_root
 
@@ -132,12 +131,6 @@ def home(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Home:
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
-def kdc(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Realm]:
-    with realm(tmp_path_factory.mktemp("realm")) as made:
-        yield made
 
 
 def _assert_works(uri: str, security: Security) -> None:

@@ -21,13 +21,8 @@ from ingestd.storage.local import local_path
 from ingestd.storage.storages import Storages
 from tests.support.replica import Replica
 from tests.support.replica_following import write
-from tests.support.replica_policies import Pair, new_pair
+from tests.support.replica_policies import Pair
 from tests.support.replica_tables import EXTERNAL, make_database, make_table
-
-
-@pytest.fixture
-def pair(replica: Replica, tmp_path: Path) -> Pair:
-    return new_pair(replica, tmp_path)
 
 
 def test_steps_when_repeated_then_alternate_and_report_what_they_did(pair: Pair) -> None:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from ingestd.doctor.metastore import oldest_of
 from ingestd.hive.health import uncommitted
 from ingestd.hive.snapshot import ReadTransaction
@@ -14,19 +10,13 @@ from ingestd.hive.transactions import abort, open_transactions
 from ingestd.replication.cycle import Step
 from ingestd.replication.directory import Dump, DumpDirectory
 from ingestd.replication.holds import Holds
-from tests.support.replica import Replica
 from tests.support.replica_compaction import abort_open_transactions, compact_first_write, is_cleaned
-from tests.support.replica_policies import Pair, new_pair
+from tests.support.replica_policies import Pair
 from tests.support.replica_rows import insert
 from tests.support.replica_tables import make_database, make_table
 from tests.support.stack import eventually
 
 LONG = 3600.0
-
-
-@pytest.fixture
-def pair(replica: Replica, tmp_path: Path) -> Pair:
-    return new_pair(replica, tmp_path)
 
 
 def _step(holds: Holds, pair: Pair, seconds: float = LONG) -> Step:

@@ -27,9 +27,9 @@ from ingestd.replication.scope import Scope
 from ingestd.replication.verify import verify
 from tests.support.daemon import DaemonProcess
 from tests.support.random_source import INVARIANT, RandomSource, assert_invariant
-from tests.support.replica import Replica, Side
+from tests.support.replica import Side
 from tests.support.replica_daemons import Daemons, policy_entry
-from tests.support.replica_policies import Pair, new_pair
+from tests.support.replica_policies import Pair
 from tests.support.stack import eventually
 
 _SEED = int(os.environ.get("INGESTD_TEST_CHAOS_SEED", "0")) or random.SystemRandom().randrange(10**6)
@@ -99,11 +99,6 @@ class _Nemesis:
         self.note(f"resume daemon {number}")
         self._daemons[number].process.send_signal(signal.SIGCONT)
         del self._suspended[number]
-
-
-@pytest.fixture
-def pair(replica: Replica, tmp_path: Path) -> Pair:
-    return new_pair(replica, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -29,15 +29,10 @@ from ingestd.replication.schedule import Every, Unit
 from ingestd.replication.statements import CreatePolicy, PolicyChange
 from ingestd.replication.worker import PolicyWorker
 from ingestd.storage.storages import Storages
-from tests.support.replica import Replica, Side
+from tests.support.replica import Side
 from tests.support.replica_following import write
-from tests.support.replica_policies import NEVER, Defective, Pair, new_pair
+from tests.support.replica_policies import NEVER, Defective, Pair
 from tests.support.stack import eventually
-
-
-@pytest.fixture
-def pair(replica: Replica, tmp_path: Path) -> Pair:
-    return new_pair(replica, tmp_path)
 
 
 def _execute(pair: Pair, side: Side) -> Run:

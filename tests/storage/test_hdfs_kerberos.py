@@ -15,16 +15,10 @@ from ingestd.sandbox import NAMENODE
 from ingestd.storage.contract import PermissionDenied, child
 from ingestd.storage.hdfs import HdfsStorage
 from ingestd.storage.options import HdfsOptions, StorageOptions
-from tests.support.kerberos import NAME, SHORT_SECONDS, Realm, realm
+from tests.support.kerberos import NAME, SHORT_SECONDS, Realm
 from tests.support.proxy import proxy
 from tests.support.secured_hdfs import SecuredCluster, secured_hdfs
 from tests.support.stack import eventually
-
-
-@pytest.fixture(scope="module")
-def kdc(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Realm]:
-    with realm(tmp_path_factory.mktemp("kdc")) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

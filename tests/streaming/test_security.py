@@ -26,7 +26,7 @@ from ingestd.streaming import ArrowWriter, HiveStreamingConnection, StreamingExc
 from ingestd.streaming.configuration import Configuration
 from tests.streaming.support import connect, rows, sees
 from tests.support.certificates import make, over_tls
-from tests.support.kerberos import NAME, SHORT_SECONDS, Realm, realm, secured
+from tests.support.kerberos import NAME, SHORT_SECONDS, Realm, secured
 from tests.support.metastore import Home, Process, metastore
 from tests.support.proxy import Proxy, proxy
 from tests.support.stack import Stack, eventually
@@ -39,12 +39,6 @@ PASSWORD = "geheim-9"
 @pytest.fixture(scope="module")
 def home(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Home:
     return Home(tmp_path_factory.mktemp("streaming-security"))
-
-
-@pytest.fixture(scope="module")
-def kdc(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Realm]:
-    with realm(tmp_path_factory.mktemp("realm")) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")
