@@ -15,11 +15,10 @@ from hive_metastore import ttypes
 
 from ingestd.errors import InvalidTable
 from ingestd.hive import thrift_json
-from ingestd.hive.client import Metastore
+from ingestd.hive.client import CATALOG, Metastore
 from ingestd.hive.objects import Described, crafted_list
 from ingestd.hive.tables import TableName
 
-_CATALOG = "hive"
 _ENGINE = "hive"
 
 
@@ -195,7 +194,7 @@ class Constraint:
 
 def list_constraints(metastore: Metastore, table: TableName) -> list[Constraint]:
     """Return the constraints of a table, in the order of ConstraintKind. Raises InvalidTable, MetastoreUnavailable."""
-    request = ttypes.AllTableConstraintsRequest(dbName=table.database, tblName=table.table, catName=_CATALOG)
+    request = ttypes.AllTableConstraintsRequest(dbName=table.database, tblName=table.table, catName=CATALOG)
     found = metastore.call("get_all_table_constraints", request).allTableConstraints
     return [
         Constraint(kind, tuple(columns))
@@ -206,7 +205,7 @@ def list_constraints(metastore: Metastore, table: TableName) -> list[Constraint]
 
 def list_references(metastore: Metastore, table: TableName) -> list[Constraint]:
     """Return the foreign keys of tables in the same database that refer to a table. Raises MetastoreUnavailable."""
-    request = ttypes.ForeignKeysRequest(parent_db_name=table.database, parent_tbl_name=table.table, catName=_CATALOG)
+    request = ttypes.ForeignKeysRequest(parent_db_name=table.database, parent_tbl_name=table.table, catName=CATALOG)
     found = metastore.call("get_foreign_keys", request).foreignKeys or ()
     own = [column for column in found if column.fktable_db == table.database]
     by_table: dict[str, list[Any]] = {}

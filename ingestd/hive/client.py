@@ -50,6 +50,10 @@ CAPABILITIES = [
     "EXTWRITE", "EXTREAD", "HIVEBUCKET2", "HIVEFULLACIDREAD", "HIVEFULLACIDWRITE", "HIVEMANAGESTATS",
     "HIVEMANAGEDINSERTWRITE", "HIVEMANAGEDINSERTREAD", "HIVESQL", "ACCEPTS_UNMODIFIED_METADATA",
 ]  # fmt: skip
+# The catalog of all objects that a request names without a catalog.
+CATALOG = "hive"
+# Without this property, HMS replaces statistics by those that it computes from the file system.
+KEEP_STATISTICS = {"DO_NOT_UPDATE_STATS": "true"}
 
 # Called after each call with its method, its duration in seconds, and `ok` or the class of its error.
 OnCall = Callable[[str, float, str], None]

@@ -16,10 +16,9 @@ from hive_metastore import ttypes
 
 from ingestd.clock import Deadline
 from ingestd.hive.answers import UnknownCall
-from ingestd.hive.client import Metastore
+from ingestd.hive.client import CATALOG, Metastore
 
 _SECONDS = 10.0
-_CATALOG = "hive"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ def not_null_columns(metastore: Metastore, raw: Any) -> frozenset[str]:
 
 def _read(metastore: Metastore, raw: Any) -> frozenset[str]:
     request = ttypes.NotNullConstraintsRequest(
-        catName=raw.catName or _CATALOG, db_name=raw.dbName, tbl_name=raw.tableName
+        catName=raw.catName or CATALOG, db_name=raw.dbName, tbl_name=raw.tableName
     )
     try:
         found = metastore.call("get_not_null_constraints", request).notNullConstraints

@@ -15,7 +15,7 @@ from hive_metastore import ttypes
 
 from ingestd.clock import Deadline
 from ingestd.hive.answers import MetastoreRefusal, UnknownCall
-from ingestd.hive.client import Metastore
+from ingestd.hive.client import CATALOG, Metastore
 from ingestd.hive.tables import Table
 from ingestd.hive.transactions import Transaction
 
@@ -24,7 +24,6 @@ _LISTENER = "DbNotificationListener"
 # The event log may be enabled while a daemon runs, so the setting is read again after this time.
 _CACHE_SECONDS = 60.0
 _CHUNK = 1000  # the default of hive.write.notification.max.batch.size, which Hive's own writer uses
-_DEFAULT_CATALOG = "hive"
 _answers: WeakKeyDictionary[Metastore, tuple[bool, Deadline]] = WeakKeyDictionary()
 
 
@@ -95,7 +94,7 @@ def _send(metastore: Metastore, table: Table, requests: Sequence[Any]) -> None:
     Hive 3.1 knows neither call, although its listener has the same name. Its replication lists the deltas itself.
     """
     batch = ttypes.WriteNotificationLogBatchRequest(
-        catalog=table.raw.catName or _DEFAULT_CATALOG,
+        catalog=table.raw.catName or CATALOG,
         db=table.name.database,
         table=table.name.table,
         requestList=list(requests),

@@ -23,14 +23,13 @@ from ingestd.acid.partitions import partition_name
 from ingestd.acid.visibility import ValidWriteIds
 from ingestd.errors import InvalidTable
 from ingestd.hive import thrift_json
-from ingestd.hive.client import CAPABILITIES, Metastore
+from ingestd.hive.client import CAPABILITIES, KEEP_STATISTICS, Metastore
 from ingestd.hive.partitions import by_call, by_request
 from ingestd.hive.tables import TableName
 from ingestd.hive.view_text import move_view
 from ingestd.hive.write_ids import as_text
 
 _CLIENT, _ENGINE = "ingestd", "hive"  # the statistics of Impala are separate
-_KEEP_STATISTICS = {"DO_NOT_UPDATE_STATS": "true"}
 
 
 class TableKind(Enum):
@@ -196,7 +195,7 @@ def _move_statistics(statistics: Any, table: TableName) -> None:
 
 
 def _context() -> Any:
-    return ttypes.EnvironmentContext(properties=dict(_KEEP_STATISTICS))
+    return ttypes.EnvironmentContext(properties=dict(KEEP_STATISTICS))
 
 
 # --- databases

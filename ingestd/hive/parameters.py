@@ -17,7 +17,7 @@ from hive_metastore import ttypes
 from ingestd.acid.visibility import ValidWriteIds
 from ingestd.clock import monotonic, now, pause
 from ingestd.errors import MetastoreUnavailable, TransactionAborted
-from ingestd.hive.client import CAPABILITIES, PARTITIONS_PER_CALL, Metastore
+from ingestd.hive.client import CAPABILITIES, KEEP_STATISTICS, PARTITIONS_PER_CALL, Metastore
 from ingestd.hive.partitions import read_partitions
 from ingestd.hive.tables import WHOLE_TABLE, Table, read_table
 from ingestd.hive.transactions import Wait
@@ -25,7 +25,6 @@ from ingestd.hive.write_ids import as_text, as_writer
 
 _log = logging.getLogger(__name__)
 DDL_TIME = "transient_lastDdlTime"
-_CONTEXT = {"DO_NOT_UPDATE_STATS": "true"}
 _TRIES = 20
 # The clocks of this machine and of the metastore are assumed to agree within a tenth of a second.
 _SETTLED_SECONDS = 1.1
@@ -110,7 +109,7 @@ def _change_partitions(
             dbName=table.name.database,
             tableName=table.name.table,
             partitions=partitions,
-            environmentContext=ttypes.EnvironmentContext(properties=dict(_CONTEXT)),
+            environmentContext=ttypes.EnvironmentContext(properties=dict(KEEP_STATISTICS)),
             **view.fields(),
         )
         metastore.call("alter_partitions_req", request)
@@ -181,7 +180,7 @@ def write_table_back(metastore: Metastore, raw: Any, changed_at: str, view: Writ
     A metastore whose database cannot compare its text columns (Derby, Oracle) reports this at the first attempt. From
     then on, tables are written back without the comparison, milliseconds after they were read.
     """
-    properties = dict(_CONTEXT)
+    properties = dict(KEEP_STATISTICS)
     comparing = metastore.compares_parameters  # another thread may change it during the call
     if comparing:
         properties |= {"expected_parameter_key": DDL_TIME, "expected_parameter_value": changed_at}

@@ -19,7 +19,7 @@ from hive_metastore import ttypes
 from ingestd.acid.partitions import odd_partition_names
 from ingestd.errors import IngestdError, MetastoreUnavailable
 from ingestd.hive.answers import MetastoreDenied, MetastoreRefusal, has_answered, is_of_value
-from ingestd.hive.client import CAPABILITIES, PARTITIONS_PER_CALL, Metastore
+from ingestd.hive.client import CAPABILITIES, CATALOG, PARTITIONS_PER_CALL, Metastore
 from ingestd.hive.health import setting
 from ingestd.hive.tables import Table, TableName
 
@@ -39,7 +39,6 @@ _REFUSED_HINT = (
 _NEW_PARAMETERS = dict.fromkeys(
     ("numRows", "numFiles", "totalSize", "rawDataSize", "numFilesErasureCoded", ROWS_WRITTEN), "0"
 )
-_CATALOG = "hive"
 # HMSHandler.checkLimitNumberOfPartitions
 _ABOVE_LIMIT = re.compile(r"exceeds limit \(=(\d+)\)")
 
@@ -103,7 +102,7 @@ def rename_partition(metastore: Metastore, table: TableName, values: Sequence[st
     exists, and MetastoreUnavailable.
     """
     request = ttypes.RenamePartitionRequest(
-        catName=_CATALOG, dbName=table.database, tableName=table.table, partVals=list(values), newPart=renamed
+        catName=CATALOG, dbName=table.database, tableName=table.table, partVals=list(values), newPart=renamed
     )
     metastore.call("rename_partition_req", request)
 
