@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 from ingestd.errors import ConfigError, IngestdError, ReplicationError
@@ -154,47 +155,28 @@ def load(
     metadata = directory.metadata(begun)
     counts = _Counts(step, begun, metadata.execution_id)
     copier = Copier(target.storages, engine, CopyOptions(bytes_per_second=settings.bytes_per_second))
-    work = _Load(target, statement, begun, metadata, copier, counts, stop)
+
+    def count(done: LoadStep | ReplayStep) -> None:
+        if done is LoadStep.TABLE:
+            counts.add("TABLES")
+
+    def run() -> LoadReport:
+        places = statement.target, settings.external_base
+        on_files, on_events = partial(counts.set, "FILES"), partial(counts.set, "EVENTS")
+        if metadata.phase is Phase.BOOTSTRAP:
+            bootstrap = BootstrapLoadOptions(*places, on_files, count)
+            return load_bootstrap(target, begun, metadata, copier, bootstrap, stop)
+        changes = IncrementalLoadOptions(*places, on_files, on_events, count)
+        return load_incremental(target, begun, metadata, copier, changes, stop)
+
     try:
-        report = _marking(directory, begun, step, work.run)
+        report = _marking(directory, begun, step, run)
     finally:
         copier.close()
     counts.set("BYTES", report.bytes, report.bytes)
     step.confirm()
     directory.finish_load(begun)
     return Result(counts.progress, metadata.to_event, report.lost)
-
-
-@dataclass(frozen=True, slots=True)
-class _Load:
-    """The load of one dump."""
-
-    target: Cluster
-    statement: ReplLoad
-    dump: Dump
-    metadata: DumpMetadata
-    copier: Copier
-    counts: _Counts
-    stop: threading.Event
-
-    def run(self) -> LoadReport:
-        """Load the dump."""
-        base = self.statement.settings.external_base
-        if self.metadata.phase is Phase.BOOTSTRAP:
-            bootstrap = BootstrapLoadOptions(self.statement.target, base, self._on_files, self._on_step)
-            return load_bootstrap(self.target, self.dump, self.metadata, self.copier, bootstrap, self.stop)
-        changes = IncrementalLoadOptions(self.statement.target, base, self._on_files, self._on_events, self._on_step)
-        return load_incremental(self.target, self.dump, self.metadata, self.copier, changes, self.stop)
-
-    def _on_files(self, done: int, known: int) -> None:
-        self.counts.set("FILES", done, known)
-
-    def _on_events(self, done: int, known: int) -> None:
-        self.counts.set("EVENTS", done, known)
-
-    def _on_step(self, done: LoadStep | ReplayStep) -> None:
-        if done is LoadStep.TABLE:
-            self.counts.add("TABLES")
 
 
 def resume(cluster: Cluster, statement: ReplDump | ReplLoad, *, bootstrap: bool) -> list[str]:
