@@ -10,7 +10,8 @@ import pytest
 from tests.support.avro import encode, logical, schema_of, single_object
 from tests.support.compaction import compact
 from tests.support.daemon import Daemon
-from tests.support.stack import Stack
+from tests.support.proxy import proxy
+from tests.support.stack import Stack, eventually
 
 BIG = 2**40
 OLD = schema_of(
@@ -232,3 +233,37 @@ def test_json_when_fields_are_new_or_wider_then_the_table_follows_and_no_value_i
     assert "price" in stopped.events("failed")[0]["error"]
     assert not stopped.events("table_altered")
     assert stack.sql(f"SELECT count(*) FROM {stack.name}") == [(50_100,)]
+
+
+def test_columns_when_two_daemons_and_a_user_change_them_at_once_then_all_changes_are_kept(stack: Stack) -> None:
+    stack.table("id int, n int")
+    sides: list[dict[str, Any]] = [
+        {"id": 1, "n": 1, "price": 1.5, "a": {"x": 1}},
+        {"id": 2, "n": BIG, "price": 7, "a": {"y": 2}, "b": "b"},
+    ]
+    topics = [stack.topic(1, f"{stack.name}_{side}") for side in "ab"]
+    for topic, record in zip(topics, sides, strict=True):
+        stack.produce([record | {"id": record["id"] + n} for n in range(0, 100, 2)], topic)
+    mappings = [{"name": topic[-40:], "topics": [topic], "schema_evolution": "widen"} for topic in topics]
+    with proxy(stack.addresses.metastore) as slow:
+        slow.delay("alter_table_req", 2.0)
+        daemons = [stack.start(stack.config(mappings[0], metastore={"uri": slow.uri}), "--until-caught-up")]
+        eventually("the first daemon to alter the table", lambda: slow.calls["alter_table_req"])
+        daemons.append(stack.start(stack.config(mappings[1]), "--until-caught-up"))
+        stack.sql(f"ALTER TABLE {stack.name} ADD COLUMNS (mine string)")
+        stack.sql(f"ALTER TABLE {stack.name} CHANGE COLUMN id id bigint")
+        assert [daemon.wait() for daemon in daemons] == [0, 0]
+
+    assert dict(row[:2] for row in stack.sql(f"DESCRIBE {stack.name}")) == {
+        "id": "bigint",
+        "n": "bigint",
+        "price": "double",
+        "a": "struct<x:bigint,y:bigint>",
+        "mine": "string",
+        "b": "string",
+    }
+    assert stack.ids() == list(range(1, 101))
+    assert stack.sql(f"SELECT DISTINCT id % 2, n, price, a.x, a.y, b, mine FROM {stack.name} ORDER BY n") == [
+        (1, 1, 1.5, 1, None, None, None),
+        (0, BIG, 7.0, None, 2, "b", None),
+    ]
