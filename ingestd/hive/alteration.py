@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from hive_metastore import ttypes
 
-from ingestd.errors import TableChanged
+from ingestd.errors import MetastoreUnavailable, TableChanged
 from ingestd.hive import transactions
 from ingestd.hive.client import Metastore
 from ingestd.hive.parameters import DDL_TIME, WriterView, write_table_back
@@ -65,7 +65,14 @@ def _change(metastore: Metastore, txn: Transaction, name: TableName, plan: Plan)
             require_writable_database(metastore, name)
             snapshot = read_snapshot(metastore, name)
             view = WriterView(transactions.allocate(metastore, txn, name), snapshot)
-        if _write(metastore, table, columns, view):
+        try:
+            is_written = _write(metastore, table, columns, view)
+        except MetastoreUnavailable:
+            # If only the answer was lost, the table has the columns: no one else changes it under these locks.
+            if describe(load_acid_table(metastore, name), columns):
+                raise
+            is_written = True
+        if is_written:
             transactions.commit(metastore, txn)
             return statements
     raise TableChanged(f"other clients altered the table {_TRIES} times in a row", where=f"table {name}")

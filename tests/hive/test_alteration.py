@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 
 import pytest
@@ -11,17 +13,21 @@ import pytest
 from ingestd.clock import Deadline
 from ingestd.hive import transactions
 from ingestd.hive.alteration import change_columns
+from ingestd.hive.client import Metastore
 from ingestd.hive.tables import Table, TableName, read_table
 from ingestd.hive.transactions import LockTimeout, Wait
 from ingestd.schema import Column, HiveType
 from tests.support.patience import LIMIT
-from tests.support.stack import Stack
+from tests.support.proxy import proxy
+from tests.support.stack import Stack, eventually
 
 BIG = 2**40
-TYPES = {"n": HiveType.parse("bigint"), "extra": HiveType.parse("int")}
+TYPES = {"n": HiveType.parse("bigint"), "extra": HiveType.parse("int"), "last": HiveType.parse("date")}
 
 
-def _change(stack: Stack, names: Sequence[str], seconds: float = LIMIT) -> list[str]:
+def _change(
+    stack: Stack, names: Sequence[str], seconds: float = LIMIT, metastore: Metastore | None = None
+) -> list[str]:
     """Give the columns `names` their types in TYPES, and return the statements without the name of the table."""
 
     def plan(table: Table) -> list[Column]:
@@ -31,7 +37,8 @@ def _change(stack: Stack, names: Sequence[str], seconds: float = LIMIT) -> list[
     name = TableName("default", stack.name)
     lease = TableName("ingestd", f"alter_{stack.name}")
     wait = Wait(Deadline.after(seconds), threading.Event())
-    statements = change_columns(stack.metastore, name, plan, lease=lease, agent=f"{stack.name}_ddl", wait=wait)
+    metastore = metastore or stack.metastore
+    statements = change_columns(metastore, name, plan, lease=lease, agent=f"{stack.name}_ddl", wait=wait)
     return [text.partition(f"`{stack.name}` ")[2] for text in statements]
 
 
@@ -66,3 +73,30 @@ def test_columns_when_another_writer_counts_rows_then_changed_only_after_it(stac
     assert read_table(stack.metastore, TableName("default", stack.name)).sd.cols[1].type == "int"
     transactions.abort(stack.metastore, writer.id)
     assert change() == ["CHANGE COLUMN `n` `n` bigint"]
+
+
+def test_columns_when_hive_alters_them_meanwhile_and_the_answer_is_lost_then_all_changes_are_kept(stack: Stack) -> None:
+    stack.table("id int, n int, note string")
+    with (
+        ThreadPoolExecutor(1) as pool,
+        proxy(stack.addresses.metastore) as slow,
+        closing(Metastore(slow.uri)) as metastore,
+    ):
+        # The first change finds out whether the metastore's database can compare.
+        assert _change(stack, ["extra"], metastore=metastore) == ["ADD COLUMNS (`extra` int)"]
+        calls = slow.calls["alter_table_req"]
+        slow.delay("alter_table_req", 2.0)
+        slow.lose_answer("alter_table_req")
+        change = pool.submit(_change, stack, ["n", "last"], metastore=metastore)
+        eventually("the change to be under way", lambda: slow.calls["alter_table_req"] > calls)
+        stack.sql(f"ALTER TABLE {stack.name} ADD COLUMNS (mine string)")
+        stack.sql(f"ALTER TABLE {stack.name} CHANGE COLUMN note title string")
+        assert change.result(LIMIT) == ["CHANGE COLUMN `n` `n` bigint", "ADD COLUMNS (`last` date)"]
+    found = [
+        (field.name, field.type) for field in read_table(stack.metastore, TableName("default", stack.name)).sd.cols
+    ]
+    assert found == [
+        *(("id", "int"), ("n", "bigint"), ("title", "string")),
+        *(("extra", "int"), ("last", "date"), ("mine", "string")),
+    ]
+    assert transactions.open_transactions(stack.metastore, f"{stack.name}_ddl") == []
