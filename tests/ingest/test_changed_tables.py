@@ -119,3 +119,20 @@ def test_column_when_its_type_becomes_narrower_then_the_error_names_both_types(s
     daemon = stack.drain(expect=65)
     assert "the type of id changed from int to smallint" in daemon.events("failed")[0]["error"]
     assert stack.ids() == []
+
+
+def test_table_when_converted_to_acid_then_it_is_written_and_rows_of_both_are_right(stack: Stack) -> None:
+    name = stack.name
+    stack.topic(1)
+    stack.sql(f"CREATE EXTERNAL TABLE {name} (id bigint, note string) STORED AS ORC")
+    stack.sql(f"INSERT INTO {name} VALUES (1, 'a'), (2, 'b')")
+    stack.produce({"id": n, "note": "k"} for n in range(3, 6))
+    stack.drain(expect=65)
+    stack.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('EXTERNAL'='FALSE', 'transactional'='true')")
+    stack.drain()
+    assert stack.ids() == [1, 2, 3, 4, 5]
+    assert stack.count() == 5
+    stack.sql(f"UPDATE {name} SET note = 'u' WHERE id IN (2, 5)")
+    compact(stack, f"default.{name}", "major")
+    assert sorted(stack.sql(f"SELECT id, note FROM {name}")) == [(1, "a"), (2, "u"), (3, "k"), (4, "k"), (5, "u")]
+    assert stack.count() == 5
