@@ -283,7 +283,10 @@ def compaction_requested(mapping: str, compaction: Compaction, deltas: int) -> N
     _log.info(
         "compaction_requested",
         mapping=mapping,
-        **_compaction(compaction),
+        id=compaction.id,
+        table=str(compaction.table),
+        partition=compaction.partition,
+        kind=compaction.kind,
         deltas=deltas,
     )
 
@@ -293,7 +296,10 @@ def compaction_finished(mapping: str, compaction: Compaction) -> None:
     _log.info(
         "compaction_finished",
         mapping=mapping,
-        **_compaction(compaction),
+        id=compaction.id,
+        table=str(compaction.table),
+        partition=compaction.partition,
+        kind=compaction.kind,
         seconds=round(max(0.0, compaction.ended - compaction.enqueued), 1),
         initiator=compaction.initiator,
     )
@@ -304,16 +310,14 @@ def compaction_failed(mapping: str, compaction: Compaction) -> None:
     _log.error(
         "compaction_failed",
         mapping=mapping,
-        **_compaction(compaction),
+        id=compaction.id,
+        table=str(compaction.table),
+        partition=compaction.partition,
+        kind=compaction.kind,
         state=compaction.state,
         error=compaction.error,
         initiator=compaction.initiator,
     )
-
-
-def _compaction(compaction: Compaction) -> dict[str, Any]:
-    table, partition = str(compaction.table), compaction.partition
-    return {"id": compaction.id, "table": table, "partition": partition, "kind": compaction.kind}
 
 
 def compaction_stalled(mapping: str, stall: Stall) -> None:
