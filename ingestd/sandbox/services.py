@@ -236,8 +236,7 @@ class Plan:
             java, group = self.release.java or java, self.release.group
         groups = [*(self.warehouse.groups if service in _HIVE else ()), group]
         tez = templates.find(self.jars, _TEZ) if service == HIVESERVER2 else None
-        # Java ignores an archive if the manifest of a jar, here cron-utils, names one after it, here slf4j-api.
-        jars = [jar for group in groups for jar in sorted((self.jars / group).glob("*.jar"), reverse=True)]
+        jars = [jar for group in groups for jar in sorted((self.jars / group).glob("*.jar"), key=_place)]
         class_path = ":".join(map(str, [*([tez / _TEZ_JAR] if tez else []), *jars]))
         return Classes(program(service), str(java), class_path)
 
@@ -328,3 +327,12 @@ def fill(template: str, values: dict[str, object], *, xml: bool) -> str:
         return escape(text) if xml else text
 
     return re.sub(r"@([A-Z][A-Z0-9_]*)@", value, template)
+
+
+def _place(jar: Path) -> tuple[bool, str]:
+    """Return the sort key of a jar in the class path.
+
+    Java ignores an archive if the manifest of a jar, here cron-utils, names one after it, here slf4j-api. Kerberos
+    needs hadoop-common before hadoop-yarn-common, whose classes for logins need a jar that a metastore does not have.
+    """
+    return not jar.name.startswith("slf4j-api-"), jar.name
