@@ -12,6 +12,7 @@ from ingestd.hive.tables import TableName
 from ingestd.kafka.ranges import OffsetRange
 from ingestd.kafka.reader import read
 from ingestd.kafka.unreadable import UnreadableBatch
+from tests.support.patience import LIMIT
 from tests.support.segments import flip_last_bits, set_unknown_codec
 from tests.support.stack import Stack, eventually
 from tests.support.tables import make_table
@@ -71,6 +72,7 @@ def test_read_when_a_batch_has_many_records_then_the_error_names_all_of_them_and
     topic = stack.topic(2, **{"max.message.bytes": "9000000"})
     settings = {"bootstrap.servers": stack.addresses.kafka}
     batched = Producer(settings | {"linger.ms": 60_000, "batch.size": 8_000_000, "message.max.bytes": 9_000_000})
+    batched.list_topics(topic, LIMIT)  # else it may send the first record as soon as it knows the topic
     for partition, size in ((0, 9), (1, 30_000)):
         _send(stack, topic, b"first", partition=partition)
         for _ in range(100):
