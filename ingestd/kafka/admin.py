@@ -349,6 +349,7 @@ class OffsetMirror:
         self._timeout = timeout_seconds
         self._is_pending = False
         self._error: KafkaError | None = None
+        self._denied: KafkaError | None = None
 
     def commit(self, position: Offsets) -> None:
         """Commit the next offset of each partition.
@@ -397,8 +398,10 @@ class OffsetMirror:
             event = self._consumer.poll(_POLL_SECONDS)
             cause = event.error() if event is not None else None
             if cause is not None and is_group_denied(cause):
-                # librdkafka looks up the coordinator of the group again and again, and never reports the commit.
-                raise translate_error(cause, self._where, "READ")
+                self._denied = cause
+            if self._is_pending and self._denied is not None:
+                # librdkafka says this once, and looks up the coordinator of the group until it is allowed to.
+                raise translate_error(self._denied, self._where, "READ")
         if self._is_pending:
             raise self._log.refusal() or BrokerUnavailable("the offset commit timed out", where=self._where)
 
@@ -406,4 +409,4 @@ class OffsetMirror:
         self._error = error or next((p.error for p in partitions if p.error is not None), None)
         if self._error is None:
             self._log.answered()
-        self._is_pending = False
+        self._is_pending, self._denied = False, None

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,8 @@ from ingestd.errors import BrokerUnavailable, IngestdError, LoginFailed, TopicDe
 from ingestd.hive.tables import TableName
 from ingestd.ingest.checks import Finding, check_group, check_topics
 from ingestd.ingest.options import MappingOptions
-from ingestd.kafka.ranges import OffsetRange
+from ingestd.kafka.admin import OffsetMirror
+from ingestd.kafka.ranges import OffsetRange, TopicPartition
 from ingestd.kafka.reader import read
 from tests.support.daemon import Daemon, Event
 from tests.support.flow import wait_for_rows
@@ -238,6 +240,25 @@ def test_group_when_the_permission_is_missing_then_it_is_named_and_the_mapping_w
     denied = "permission denied: READ on the consumer group"
     assert any(denied in event["error"] for event in daemon.events("mirror_failed"))
     assert visible_ids(stack.metastore, TableName.parse(mapping["table"])) == [1]
+
+
+def test_group_when_commits_are_denied_then_each_says_so_until_they_are_allowed(kafka: SecuredKafka) -> None:
+    mirror = OffsetMirror(kafka.login("ann", PASSWORD), "late")
+    topic = TopicPartition("open", 0)
+
+    def is_stored() -> bool:
+        try:
+            mirror.commit({topic: 3})
+            return mirror.committed([topic]) == {topic: 3}
+        except TopicDenied:
+            return False
+
+    with closing(mirror):
+        for offset in (1, 2):
+            with pytest.raises(TopicDenied, match="READ on the consumer group"):
+                mirror.commit({topic: offset})
+        kafka.allow("ann", "GROUP", "late", "READ")
+        eventually("the offset in the group", is_stored)
 
 
 def test_permissions_when_given_for_prefixes_of_topics_and_groups_then_nothing_else_is_needed(
