@@ -1,7 +1,7 @@
 """HTTP connections that end at a deadline.
 
-Invariant: from the deadline on, no connection receives anything, even if its server sends a byte now and then, so that
-the time limit of each wait never passes.
+Invariant: no connection receives anything after the deadline. The timeout of a socket does not ensure this: it limits a
+single wait, and a server that sends a byte now and then never exceeds it.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ class TableListing:
             locations = {name: partition.location for name, partition in zip(names, partitions, strict=True)}
             self.external.extend(directories(table.name.table, table.location, locations)[1:])
         if table.kind in _WITH_FILES:
-            self._add_files(table, dict(zip(names, (one.location for one in partitions), strict=True)), ids)
+            self._add_files(table, dict(zip(names, (partition.location for partition in partitions), strict=True)), ids)
 
     def _add_files(self, table: TableObject, locations: Mapping[str, str], ids: ValidWriteIds) -> None:
         for partition, files in self._visible_files(table, locations, ids).items():

@@ -194,7 +194,7 @@ def timestamp_columns(columns: Sequence[pa.Array]) -> list[pa.Array]:
     except pa.ArrowInvalid:  # some of them may be in nanoseconds
         raise _mixed(columns) from None
     for column in micros:
-        _require_range(column.view(pa.int64()), FIRST_SECOND * 1_000_000, LAST_SECOND * 1_000_000 + 999_999)
+        _require_range(column.view(pa.int64()), *TIMESTAMP_LIMITS["us"])
     return micros
 
 
