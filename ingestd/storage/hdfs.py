@@ -126,7 +126,7 @@ class HdfsStorage:
 
     def write(self, file: str, content: bytes) -> None:
         """See `Storage`."""
-        self._requests.create(io.BytesIO(content), file)
+        self._requests.create(io.BytesIO(content), len(content), file)
 
     def create(self, file: str, content: bytes) -> None:
         """See `Storage`; it is renamed from a hidden name."""
@@ -162,10 +162,10 @@ class HdfsStorage:
         hidden = child(directory, temporary)
         try:
             try:
-                writer = self._requests.writer(hidden)
+                writer = self._requests.writer(hidden, content.size)
             except NotFound:
                 self.make_directories(directory)
-                writer = self._requests.writer(hidden)
+                writer = self._requests.writer(hidden, content.size)
             self._requests.fill(writer, content, hidden)
             if (found := self._requests.status(hidden).length) != content.size:
                 raise StorageUnavailable(f"the file has {found} bytes instead of {content.size}", where=hidden)
@@ -200,7 +200,7 @@ class HdfsStorage:
         try:
             for name, staged in delta.files.items():
                 with source.open(staged) as content:
-                    self._requests.create(content, child(hidden, name))
+                    self._requests.create(content, content.size(), child(hidden, name))
             for name, small in delta.contents.items():
                 self.write(child(hidden, name), small)
         except BaseException:
@@ -223,7 +223,7 @@ class HdfsStorage:
 
     def _upload(self, file: Path, uri: str) -> None:
         with guarded(file), file.open("rb") as content:
-            self._requests.create(content, uri)
+            self._requests.create(content, file.stat().st_size, uri)
 
     # --- remove
 

@@ -37,6 +37,12 @@ _PIECE = 1 << 20
 # How many sets of DataNodes are tried. The NameNode chooses at random among those that it does not know to be dead, by
 # default for ten minutes after they were, and the library cannot exclude any. An attempt takes about 20 ms.
 _ATTEMPTS = 20
+# A file of at most so many bytes has a block of its size. The default is 128 MiB. The NameNode charges the quota for a
+# whole block while the file is written, and wants space for a whole one per block that no DataNode has reported yet.
+_SMALL_FILE = 64 << 20
+_BLOCK_UNIT = 1 << 20  # the smallest block that a NameNode accepts by default
+# A NameNode has a larger limit, or the directory is erasure-coded in larger cells.
+_TOO_SMALL = "Specified block size"
 _UMASK = "fs.permissions.umask-mode"
 _REPLICATION = "dfs.replication"
 
@@ -54,12 +60,8 @@ class HdfsRequests:
         umask = number_property(properties, _UMASK, 8, "an octal number such as 022")
         umask = 0o022 if umask is None else umask
         self._directory_mode = 0o777 & ~umask
-        self._new_file = WriteOptions(
-            replication=number_property(properties, _REPLICATION, 10, "a number"),
-            permission=0o666 & ~umask,
-            overwrite=False,
-            create_parent=False,
-        )
+        self._file_mode = 0o666 & ~umask
+        self._replication = number_property(properties, _REPLICATION, 10, "a number")
 
     def path(self, uri: str) -> str:
         """Return the path of a URI. Raises InvalidTable if it is in another cluster."""
@@ -126,14 +128,14 @@ class HdfsRequests:
             return False
         return True
 
-    def create(self, content: IO[bytes] | pa.NativeFile, uri: str) -> None:
-        """Create a file in an existing directory. After an error, an incomplete file may exist.
+    def create(self, content: IO[bytes] | pa.NativeFile, size: int, uri: str) -> None:
+        """Create a file of `size` bytes in an existing directory. After an error, an incomplete file may exist.
 
         If a DataNode fails, the file is removed and created again, with its blocks on other DataNodes.
         """
         start = content.tell()
         for left in reversed(range(_ATTEMPTS)):
-            writer = self.writer(uri)
+            writer = self.writer(uri, size)
             try:
                 self.fill(writer, content, uri)
                 return
@@ -143,11 +145,23 @@ class HdfsRequests:
             self.remove(uri)
             content.seek(start)
 
-    def writer(self, uri: str) -> RawFileWriter:
-        """Create an empty file in an existing directory, and return it for writing."""
+    def writer(self, uri: str, size: int) -> RawFileWriter:
+        """Create an empty file in an existing directory, and return it for writing `size` bytes."""
+        if size > _SMALL_FILE:
+            return self._create(uri)
+        try:
+            return self._create(uri, max(1, -(-size // _BLOCK_UNIT)) * _BLOCK_UNIT)
+        except StorageUnavailable as error:
+            if _TOO_SMALL not in str(error):
+                raise
+        return self._create(uri)
+
+    def _create(self, uri: str, block_size: int | None = None) -> RawFileWriter:
+        """Create an empty file; its blocks have the default size of the NameNode if `block_size` is None."""
         path = self.path(uri)
+        options = WriteOptions(block_size, self._replication, self._file_mode, overwrite=False, create_parent=False)
         # Without `inner`, the destructor of the writer would complete the file, in any thread and without a time limit.
-        return self.client.run(uri, lambda client: client.inner.create(path, self._new_file))
+        return self.client.run(uri, lambda client: client.inner.create(path, options))
 
     def fill(self, writer: RawFileWriter, content: IO[bytes] | pa.NativeFile | Stream, uri: str) -> None:
         """Write a file and close it."""

@@ -64,7 +64,7 @@ class Table:
 
     @contextmanager
     def quota(self) -> Iterator[None]:
-        dfsadmin(self._conf, "-setSpaceQuota", "1m", self._path)
+        dfsadmin(self._conf, "-setSpaceQuota", "1", self._path)
         try:
             yield
         finally:

@@ -328,7 +328,7 @@ def test_copy_when_the_target_is_full_then_no_space_and_after_it_complete(
     _local(tmp_path, contents)
     there = places.new("hdfs")
     places.storages.at(there).make_directories(there)
-    cluster.admin("-setSpaceQuota", "1m", there.removeprefix(cluster.root))
+    cluster.admin("-setSpaceQuota", "1", there.removeprefix(cluster.root))
     files = _files(f"file:{tmp_path}/source", there, contents)
     copier = Copier(places.storages, options=CopyOptions(attempts=2))
     with pytest.raises(NoSpace, match="quota"):

@@ -106,7 +106,7 @@ def test_namenode_when_in_safe_mode_then_reads_work_and_writes_say_so(own: Clust
 
 def test_quota_when_exhausted_then_no_space_and_nothing_is_left(own: Cluster, table: str) -> None:
     storage = own.storage()
-    own.admin("-setSpaceQuota", "1m", table.removeprefix(own.root))
+    own.admin("-setSpaceQuota", "1", table.removeprefix(own.root))
     location = storage.location(table)
     staging = location.make_directory(".staging", "1")
     with pytest.raises(NoSpace, match="quota"):

@@ -15,7 +15,7 @@ from ingestd.sandbox.state import Layout, load
 from ingestd.storage.hdfs import HdfsStorage
 from ingestd.storage.options import StorageOptions
 
-_ADMIN = "org.apache.hadoop.hdfs.tools.DFSAdmin"
+_TOOLS = "org.apache.hadoop.hdfs.tools"
 
 
 class Cluster:
@@ -39,12 +39,20 @@ class Cluster:
         """Run a command of `hdfs dfsadmin`."""
         dfsadmin(self._layout.conf(CLIENT), *arguments)
 
+    def erasure_code(self, *arguments: str) -> None:
+        """Run a command of `hdfs ec`."""
+        _run(self._layout.conf(CLIENT), "ECAdmin", *arguments)
+
 
 def dfsadmin(conf: Path, *arguments: str) -> None:
     """Run a command of `hdfs dfsadmin` with the configuration in a directory."""
+    _run(conf, "DFSAdmin", *arguments)
+
+
+def _run(conf: Path, tool: str, *arguments: str) -> None:
     jvm = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto"]
-    command = [str(java.find_java() / "bin" / "java"), *jvm, "-cp", f"{conf}:{jars.folder()}/hdfs/*", _ADMIN]
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+    command = [str(java.find_java() / "bin" / "java"), *jvm, "-cp", f"{conf}:{jars.folder()}/hdfs/*"]
+    done = subprocess.run([*command, f"{_TOOLS}.{tool}", *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
 
 
