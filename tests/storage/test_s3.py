@@ -118,9 +118,9 @@ def test_s3_when_the_names_of_a_location_are_known_then_a_delta_is_refused_witho
         through = S3Storage(BUCKET, server.options_at(proxy.endpoint))
         with pytest.raises(AlreadyExists, match="delta_1_1_0000"):
             through.publish([replace(delta, siblings=["base_1", "delta_1_1_0000"])], through)
-        assert not proxy.requests
+        assert not proxy.calls
         through.publish([replace(delta, siblings=["base_1"])], through)
-        assert proxy.requests == {"LIST": 1, "COPY": 1}
+        assert proxy.calls == {"LIST": 1, "COPY": 1}
     assert storage.exists(f"{TABLE}/p=1/delta_1_1_0000")
 
 
@@ -224,10 +224,10 @@ def test_s3_when_many_directories_are_listed_then_few_requests_are_sent(server: 
     with s3_proxy(server.port) as proxy:
         through = S3Storage(BUCKET, server.options_at(proxy.endpoint))
         assert {uri: listing.names for uri, listing in through.listings(uris).items()} == expected
-        assert proxy.requests == {"LIST": 1}
+        assert proxy.calls == {"LIST": 1}
         proxy.refuse("LIST", 403, "AccessDenied", times=1)  # the user may not list the directory of the table
         assert {uri: listing.names for uri, listing in through.listings(uris).items()} == expected
-        assert proxy.requests == {"LIST": 2 + len(uris)}
+        assert proxy.calls == {"LIST": 2 + len(uris)}
 
 
 def test_s3_when_the_key_is_wrong_then_access_is_denied_and_no_secret_is_shown(

@@ -32,6 +32,7 @@ class Answer(NamedTuple):
 class S3Proxy:
     """Forwards requests. `requests` counts them by operation, such as PUT, COPY, GET, LIST, UPLOADS or DELETE.
 
+    `calls` does not count the requests with which a client repeats one that was not answered in time.
     `encryptions` contains the encryption that the last request of an operation asked for, and `logins` its access key
     and its session token, or None if it had none.
     """
@@ -39,6 +40,8 @@ class S3Proxy:
     def __init__(self, port: int) -> None:
         self.backend = port
         self.requests: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
+        self._invocations: set[str] = set()
         self.encryptions: dict[str, str] = {}
         self.logins: dict[str, tuple[str | None, str | None]] = {}
         self._guard = threading.Lock()
@@ -110,10 +113,15 @@ class S3Proxy:
         for operation in list(self._held):
             self.release(operation)
 
-    def take(self, operation: str) -> tuple[Answer | None, bool]:
-        """Count a request. Return the answer that is not the server's, if any, and whether to lose the answer."""
+    def take(self, operation: str, invocation: str) -> tuple[Answer | None, bool]:
+        """Count a request. Return the answer that is not the server's, if any, and whether to lose the answer.
+
+        `invocation` is the same for a request and its repetitions.
+        """
         with self._guard:
             self.requests[operation] += 1
+            self.calls[operation] += invocation not in self._invocations
+            self._invocations.add(invocation)
             times, answer = self._answers.get(operation, (0, None))
             if times and answer:
                 self._answers[operation] = (times - 1, answer)
@@ -165,7 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.owner.encryptions[operation] = encryption
         signed = re.search(r"Credential=([^/]+)/", self.headers.get("Authorization", ""))
         self.owner.logins[operation] = signed[1] if signed else None, self.headers.get("x-amz-security-token")
-        own, is_lost = self.owner.take(operation)
+        own, is_lost = self.owner.take(operation, self.headers.get("amz-sdk-invocation-id", ""))
         if own:
             self._answer(own.status, {"Content-Type": own.type, "Location": own.location}, own.content)
             return
