@@ -247,6 +247,10 @@ class Storage(Protocol):
         """List a directory. A file that is removed meanwhile may be missing. Raises NotFound as `location` does."""
         ...
 
+    def entries_of(self, directories: Sequence[str]) -> dict[str, list[Entry]]:
+        """List several directories by URI, with parallel or common requests. Those that do not exist are omitted."""
+        ...
+
     def listings(self, directories: Sequence[str]) -> dict[str, Listing]:
         """List several directories by URI, with parallel or common requests. Raises NotFound as `location` does."""
         ...

@@ -34,7 +34,7 @@ from ingestd.storage.contract import (
 from ingestd.storage.hdfs_file import HdfsFile, HdfsStream
 from ingestd.storage.hdfs_requests import REFUSED, HdfsRequests
 from ingestd.storage.options import StorageOptions
-from ingestd.storage.parallel import LISTINGS_AT_ONCE, discard_each, run_all, run_each
+from ingestd.storage.parallel import LISTINGS_AT_ONCE, discard_each, list_each, run_all, run_each
 from ingestd.storage.spool import SpoolOutbox
 from ingestd.storage.system_errors import guarded
 
@@ -69,6 +69,10 @@ class HdfsStorage:
     def entries(self, directory: str) -> list[Entry]:
         """See `Storage`."""
         return self._requests.entries(directory)
+
+    def entries_of(self, directories: Sequence[str]) -> dict[str, list[Entry]]:
+        """See `Storage`."""
+        return list_each(self.entries, directories)
 
     def listings(self, directories: Sequence[str]) -> dict[str, Listing]:
         """See `Storage`."""

@@ -43,7 +43,7 @@ from ingestd.storage.local_files import (
     stored,
     sync,
 )
-from ingestd.storage.parallel import LISTINGS_AT_ONCE, run_each
+from ingestd.storage.parallel import LISTINGS_AT_ONCE, list_each, run_each
 from ingestd.storage.system_errors import guarded
 
 _REMOVE_ATTEMPTS = 10
@@ -79,6 +79,10 @@ class LocalStorage:
                 with suppress(FileNotFoundError):  # removed meanwhile
                     found.append(entry_of(entry))
         return found
+
+    def entries_of(self, directories: Sequence[str]) -> dict[str, list[Entry]]:
+        """See `Storage`."""
+        return list_each(self.entries, directories)
 
     def listings(self, directories: Sequence[str]) -> dict[str, Listing]:
         """See `Storage`."""

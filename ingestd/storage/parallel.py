@@ -12,7 +12,7 @@ from functools import partial
 from typing import TypeVar
 
 from ingestd.errors import IngestdError
-from ingestd.storage.contract import NoAnswer
+from ingestd.storage.contract import Entry, NoAnswer, NotFound
 
 T = TypeVar("T")
 # Listings of directories that are in progress at the same time.
@@ -40,6 +40,19 @@ def run_all(calls: Iterable[Callable[[], T]], threads: int) -> list[T]:
 def run_each(function: Callable[[str], T], uris: Sequence[str], threads: int) -> dict[str, T]:
     """Return the results of calls by their argument; see `run_all`."""
     return dict(zip(uris, run_all([partial(function, uri) for uri in uris], threads), strict=True))
+
+
+def list_each(list_one: Callable[[str], list[Entry]], directories: Sequence[str]) -> dict[str, list[Entry]]:
+    """Return the entries of directories by URI; see `run_all`. Those for which NotFound is raised are omitted."""
+
+    def entries(directory: str) -> list[Entry] | None:
+        try:
+            return list_one(directory)
+        except NotFound:
+            return None
+
+    found = run_each(entries, directories, LISTINGS_AT_ONCE)
+    return {directory: listed for directory, listed in found.items() if listed is not None}
 
 
 def discard_each(remove: Callable[[str], None], directories: Iterable[str], threads: int) -> None:

@@ -35,10 +35,10 @@ from ingestd.storage.contract import (
     unless_equal,
 )
 from ingestd.storage.options import StorageOptions
-from ingestd.storage.parallel import LISTINGS_AT_ONCE, discard_each, run_all, run_each
+from ingestd.storage.parallel import LISTINGS_AT_ONCE, discard_each, list_each, run_all, run_each
 from ingestd.storage.s3_client import connect, errors
 from ingestd.storage.s3_file import ObjectFile, ObjectStream, Part, key_of, prefix_of
-from ingestd.storage.s3_listing import Keys, list_together
+from ingestd.storage.s3_listing import Page, list_together
 from ingestd.storage.s3_objects import COPY_PART, UPLOAD_PART, Objects
 from ingestd.storage.s3_settings import resolve
 from ingestd.storage.s3_uploads import Uploads
@@ -94,22 +94,30 @@ class S3Storage:
             found += [_entry(name, listed) for name, listed in files if name]  # not the marker
         return found
 
+    def entries_of(self, directories: Sequence[str]) -> dict[str, list[Entry]]:
+        """See `Storage`; only the bucket can be missing."""
+        found = self._listed_together(directories)
+        return found | list_each(self.entries, [uri for uri in directories if uri not in found])
+
     def listings(self, directories: Sequence[str]) -> dict[str, Listing]:
-        """See `Storage`; an answer may contain the objects of many directories."""
-        together: dict[str, list[str]] = {}
-        with suppress(PermissionDenied):  # the user may have access to the directories, but not to all of their parent
-            together = list_together(self._keys, map(prefix_of, directories))
-        names = {uri: together[prefix] for uri in directories if (prefix := prefix_of(uri)) in together}
-        names |= run_each(self._names, [uri for uri in directories if uri not in names], LISTINGS_AT_ONCE)
-        return {uri: Listing(self.location(uri), found) for uri, found in names.items()}
+        """See `Storage`."""
+        found = self._listed_together(directories)
+        found |= run_each(self.entries, [uri for uri in directories if uri not in found], LISTINGS_AT_ONCE)
+        return {uri: Listing(self.location(uri), [entry.name for entry in entries]) for uri, entries in found.items()}
 
-    def _names(self, directory: str) -> list[str]:
-        return [entry.name for entry in self.entries(directory)]
+    def _listed_together(self, directories: Sequence[str]) -> dict[str, list[Entry]]:
+        """List directories with answers that contain the objects of many; the others must be listed one by one."""
+        together: dict[str, list[Entry]] = {}
+        # The user may have access to the directories, but not to all of their parent. Or the bucket is missing.
+        with suppress(PermissionDenied, NotFound):
+            together = list_together(self._page, map(prefix_of, directories))
+        return {uri: together[prefix] for uri in directories if (prefix := prefix_of(uri)) in together}
 
-    def _keys(self, prefix: str, after: str) -> Keys:
+    def _page(self, prefix: str, after: str) -> Page:
         with errors(f"s3://{self.bucket}/{prefix}"):
             answer = self._client.list_objects_v2(Bucket=self.bucket, Prefix=prefix, StartAfter=after)
-        return Keys([listed["Key"] for listed in answer.get("Contents", ())], answer.get("IsTruncated", False))
+        objects = [_entry(listed["Key"], listed) for listed in answer.get("Contents", ())]
+        return Page(objects, answer.get("IsTruncated", False))
 
     def exists(self, directory: str) -> bool:
         """See `Storage`."""

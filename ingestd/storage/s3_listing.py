@@ -12,31 +12,33 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 from os.path import commonpath
 
+from ingestd.storage.contract import Entry
+
 # An answer with 1,000 keys costs as much processor time as this many answers with a few keys.
 _LEAST_DIRECTORIES = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
-    """An answer of the server: its keys, and whether further keys follow."""
+class Page:
+    """An answer of the server: objects, whose names are their keys, and whether further objects follow."""
 
-    keys: Sequence[str]
+    objects: Sequence[Entry]
     is_truncated: bool
 
 
-def list_together(request: Callable[[str, str], Keys], prefixes: Iterable[str]) -> dict[str, list[str]]:
-    """Return the names in directories by prefix, such as `table/p=1/`. Directories with many objects are omitted.
+def list_together(request: Callable[[str, str], Page], prefixes: Iterable[str]) -> dict[str, list[Entry]]:
+    """Return what is in directories by prefix, such as `table/p=1/`. Directories with many objects are omitted.
 
-    `request(prefix, after)` returns the first keys that begin with `prefix` and are greater than `after`. Requests end
-    when an answer contains the objects of few directories.
+    `request(prefix, after)` returns the first objects whose keys begin with `prefix` and are greater than `after`.
+    Requests end when an answer contains the objects of few directories.
     """
-    found: dict[str, list[str]] = {}
+    found: dict[str, list[Entry]] = {}
     waiting = sorted(set(prefixes))
     while len(waiting) >= _LEAST_DIRECTORIES:
         after = waiting[0]
         parent = commonpath([waiting[0], waiting[-1]])
         answer = request(f"{parent}/" if parent else "", after)
-        keys = list(answer.keys)
+        keys = [entry.name for entry in answer.objects]
         if keys != sorted({key for key in keys if key > after}):
             break
         last = keys[-1] if keys else ""
@@ -45,14 +47,21 @@ def list_together(request: Callable[[str, str], Keys], prefixes: Iterable[str]) 
             for directory in waiting
             if not answer.is_truncated or (directory < last and not last.startswith(directory))
         ]
-        found |= {directory: _names(keys, directory) for directory in complete}
+        found |= {directory: _entries(answer.objects, keys, directory) for directory in complete}
         if len(complete) < _LEAST_DIRECTORIES:
             break
         waiting = [directory for directory in waiting if directory not in found]
     return found
 
 
-def _names(keys: Sequence[str], prefix: str) -> list[str]:
-    """Return the names in the directory `prefix`; `keys` are ascending, so those below it are consecutive."""
-    below = takewhile(lambda key: key.startswith(prefix), islice(keys, bisect_right(keys, prefix), None))
-    return list(dict.fromkeys(key[len(prefix) :].partition("/")[0] for key in below))
+def _entries(objects: Sequence[Entry], keys: Sequence[str], prefix: str) -> list[Entry]:
+    """Return what is in the directory `prefix`; `keys` are ascending, so those below it are consecutive."""
+    found: dict[str, Entry] = {}
+    start = bisect_right(keys, prefix)
+    for entry in takewhile(lambda entry: entry.name.startswith(prefix), islice(objects, start, None)):
+        name, slash, _ = entry.name[len(prefix) :].partition("/")
+        if slash:
+            found[f"{name}/"] = Entry(name, is_directory=True, size=0)
+        else:
+            found[name] = entry._replace(name=name)
+    return list(found.values())

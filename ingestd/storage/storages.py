@@ -64,6 +64,13 @@ class Storages:
             found |= storage.listings(some)
         return found
 
+    def entries_of(self, uris: Iterable[str]) -> dict[str, list[Entry]]:
+        """List several directories by URI, with parallel or common requests. Those that do not exist are omitted."""
+        found: dict[str, list[Entry]] = {}
+        for storage, some in self._by_storage(uris):
+            found |= storage.entries_of(some)
+        return found
+
     def names(self, uris: Iterable[str]) -> dict[str, Sequence[str]]:
         """Return the names of `listings`."""
         return {uri: listing.names for uri, listing in self.listings(uris).items()}

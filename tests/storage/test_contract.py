@@ -156,9 +156,13 @@ def test_storage_when_many_directories_are_listed_then_each_has_its_names(case: 
         uri: (uri, [] if number % 2 else [f"f{number // 2}"]) for number, uri in enumerate(uris)
     }
     assert case.storage.listings([]) == {}
+    entries = case.storage.entries_of([case.table.uri, *uris])
+    assert entries == {uri: case.storage.entries(uri) for uri in uris} | {case.table.uri: entries[case.table.uri]}
+    assert sorted(entries[case.table.uri]) == sorted(case.storage.entries(case.table.uri))
     if case.has_directories:
         with pytest.raises(NotFound, match="missing"):
             case.storage.listings([*uris, child(case.table.uri, "missing")])
+        assert list(case.storage.entries_of([child(case.table.uri, "missing"), uris[0]])) == [uris[0]]
 
 
 def test_storage_when_something_is_missing_then_not_found_names_it(case: Case) -> None:

@@ -225,9 +225,19 @@ def test_s3_when_many_directories_are_listed_then_few_requests_are_sent(server: 
         through = S3Storage(BUCKET, server.options_at(proxy.endpoint))
         assert {uri: listing.names for uri, listing in through.listings(uris).items()} == expected
         assert proxy.calls == {"LIST": 1}
+        directories = [child(uri, name) for uri in uris for name in ("base_1", "delta_1_1_0000")]
+        sizes = {uri: [entry.size for entry in entries] for uri, entries in through.entries_of(directories).items()}
+        assert [uri for uri in directories if sizes[uri]] == [
+            child(uri, name) for uri in uris for name in expected[uri]
+        ]
+        assert proxy.calls == {"LIST": 2}
         proxy.refuse("LIST", 403, "AccessDenied", times=1)  # the user may not list the directory of the table
         assert {uri: listing.names for uri, listing in through.listings(uris).items()} == expected
-        assert proxy.calls == {"LIST": 2 + len(uris)}
+        assert proxy.calls == {"LIST": 3 + len(uris)}
+    missing, elsewhere = S3Storage("missing", server.options), [f"s3a://missing/p={number}" for number in range(50)]
+    assert missing.entries_of(elsewhere) == {}
+    with pytest.raises(NotFound, match="missing"):
+        missing.listings(elsewhere)
 
 
 def test_s3_when_the_key_is_wrong_then_access_is_denied_and_no_secret_is_shown(

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from ingestd.storage.s3_listing import Keys, list_together
+from ingestd.storage.contract import Entry
+from ingestd.storage.s3_listing import Page, list_together
 
 PAGE = 200
 
@@ -20,17 +21,19 @@ class _Bucket:
         self.requests = 0
         self._shuffles = shuffles
 
-    def request(self, prefix: str, after: str) -> Keys:
+    def request(self, prefix: str, after: str) -> Page:
         self.requests += 1
         found = [key for key in self.keys if key.startswith(prefix) and key > after]
         page = found[:PAGE]
         if self._shuffles:
             random.shuffle(page)
-        return Keys(page, len(found) > PAGE)
+        return Page([Entry(key, is_directory=False, size=len(key)) for key in page], len(found) > PAGE)
 
-    def names(self, prefix: str) -> list[str]:
-        below = (key.removeprefix(prefix) for key in self.keys if key.startswith(prefix) and key != prefix)
-        return list(dict.fromkeys(name.partition("/")[0] for name in below))
+    def entries(self, prefix: str) -> list[Entry]:
+        below = [key.removeprefix(prefix) for key in self.keys if key.startswith(prefix) and key != prefix]
+        names = dict.fromkeys((*name.partition("/")[:2], len(prefix + name)) for name in below if "/" not in name)
+        names |= dict.fromkeys((*name.partition("/")[:2], 0) for name in below if "/" in name)
+        return sorted(Entry(name, slash == "/", size) for name, slash, size in names)
 
 
 # `-` and `!` precede `/`, so the objects of p=1-x are between the marker of p=1 and that of p=10.
@@ -45,7 +48,7 @@ def test_listing_when_directories_have_few_objects_then_few_requests_list_them_a
     files = [f"{prefix}{name}" for prefix in prefixes for name in ("delta_1/b", "delta_1-x/b")[:objects]]
     bucket = _Bucket([*markers, *files, "wh/a", "wh/zz", f"{parent}p=/x", "wh/t/.staging/7/f"])
     found = list_together(bucket.request, prefixes)
-    assert all(names == bucket.names(prefix) for prefix, names in found.items())
+    assert all(sorted(entries) == bucket.entries(prefix) for prefix, entries in found.items())
     assert len(found) > len(prefixes) - 40  # fewer are listed one by one
     assert bucket.requests <= len(bucket.keys) // PAGE + 1
 
@@ -54,7 +57,9 @@ def test_listing_when_directories_are_nested_or_repeated_then_each_has_its_names
     prefixes = ["t/", *(f"t/p={value}/" for value in VALUES), "t/p=1/"]
     bucket = _Bucket([*(f"t/p={value}/d/b" for value in VALUES[:50]), "t/f"])
     found = list_together(bucket.request, prefixes)
-    assert found == {prefix: bucket.names(prefix) for prefix in prefixes}
+    assert {prefix: sorted(entries) for prefix, entries in found.items()} == {
+        prefix: bucket.entries(prefix) for prefix in prefixes
+    }
 
 
 def test_listing_when_answers_contain_few_directories_then_only_one_request_is_sent() -> None:
@@ -63,7 +68,7 @@ def test_listing_when_answers_contain_few_directories_then_only_one_request_is_s
     found = list_together(bucket.request, prefixes)
     assert bucket.requests == 1
     assert len(found) < 20
-    assert all(names == bucket.names(prefix) for prefix, names in found.items())
+    assert all(sorted(entries) == bucket.entries(prefix) for prefix, entries in found.items())
 
 
 def test_listing_when_the_directories_are_few_then_no_request_is_sent() -> None:
