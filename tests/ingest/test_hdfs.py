@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -12,6 +13,7 @@ from typing import NamedTuple
 import pytest
 from hdfs_native import Client
 
+from ingestd.clock import Deadline, pause
 from ingestd.hive.tables import TableName, load_acid_table
 from ingestd.hive.transactions import open_transactions
 from ingestd.sandbox import DATANODE, NAMENODE, Addresses, Sandbox, SandboxOptions
@@ -26,6 +28,8 @@ from tests.support.stack import Stack, eventually
 
 # The user of the daemon. The superuser, who started the NameNode, is never denied anything.
 USER = "etl"
+_SECONDS = float(os.environ.get("INGESTD_TEST_CHAOS_SECONDS", "180"))
+_SEED = int(os.environ.get("INGESTD_TEST_CHAOS_SEED", "0")) or random.SystemRandom().randrange(10**6)
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +48,12 @@ def addresses(box: Sandbox) -> Addresses:
 
 
 class Table:
-    """An unpartitioned table of `USER`, and what administrators do to its directory."""
+    """A table of `USER`, and what administrators do to its directory."""
 
-    def __init__(self, stack: Stack) -> None:
-        stack.table("id bigint")
+    def __init__(self, stack: Stack, name: str, partitioned: str = "") -> None:
+        stack.table("id bigint", partitioned, f"default.{name}")
         self._conf = Path(stack.addresses.hadoop_conf_dir or "")
-        self._uri = load_acid_table(stack.metastore, TableName("default", stack.name)).location
+        self._uri = load_acid_table(stack.metastore, TableName("default", name)).location
         self._path = "/" + self._uri.split("/", 3)[3]
         self._client = Client(self._uri.removesuffix(self._path))
         self._client.set_owner(self._path, USER)
@@ -69,6 +73,14 @@ class Table:
             yield
         finally:
             dfsadmin(self._conf, "-clrSpaceQuota", self._path)
+
+    @contextmanager
+    def quota_of_names(self) -> Iterator[None]:
+        dfsadmin(self._conf, "-setQuota", "1", self._path)
+        try:
+            yield
+        finally:
+            dfsadmin(self._conf, "-clrQuota", self._path)
 
     @contextmanager
     def read_only(self) -> Iterator[None]:
@@ -134,7 +146,7 @@ def test_hdfs_when_it_fails_while_data_flows_then_the_daemon_waits_and_every_id_
     stack: Stack, box: Sandbox
 ) -> None:
     stack.topic(2)
-    table = Table(stack)
+    table = Table(stack, stack.name)
     storage = {"hadoop_conf_dir": stack.addresses.hadoop_conf_dir, "timeout": "2s"}
     local = stack.directory / "local"
     local.mkdir()
@@ -160,9 +172,46 @@ def test_hdfs_when_it_fails_while_data_flows_then_the_daemon_waits_and_every_id_
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(_SECONDS + 900)
+def test_hdfs_when_short_faults_follow_each_other_then_every_id_is_stored_once_in_each_table(
+    stack: Stack, box: Sandbox
+) -> None:
+    chance = random.Random(_SEED)
+    stack.topic(3)
+    partitioned = f"{stack.name}_p"
+    names = [stack.name, partitioned]
+    tables = [Table(stack, stack.name), Table(stack, partitioned, "part int")]
+    storage = {"hadoop_conf_dir": stack.addresses.hadoop_conf_dir, "timeout": "2s"}
+    often: dict[str, object] = {"commit": {"interval": "1s"}}
+    second = {"name": partitioned[-40:], "table": f"default.{partitioned}"}
+    daemon = stack.start_process(stack.config(often, often | second, storage=storage), HADOOP_USER_NAME=USER)
+    faults = [fault for table in tables for fault in (table.quota, table.quota_of_names, table.read_only)]
+    faults += [tables[0].safe_mode]
+    faults += [partial(inject, box, name) for inject in (_killed, _suspended) for name in (NAMENODE, DATANODE)]
+    with Flow(stack.addresses.kafka, stack.name, parts=30) as flow:
+        for name in names:
+            proceed(daemon, name[-40:], flow)
+        end, rest = Deadline.after(_SECONDS), faults[:0]
+        while not end.passed:
+            rest = rest or chance.sample(faults, len(faults))
+            with rest.pop()():
+                pause(chance.choice((0.3, 1.5, 4.0)))
+            pause(chance.choice((0.0, 0.5, 2.0)))
+    for name in names:
+        wait_for_rows(daemon, name[-40:], flow.sent)
+    eventually("staging directories to be removed", lambda: not [name for table in tables for name in table.staged()])
+    daemon.terminate()
+    assert daemon.wait() == 0, daemon.text()[-3000:]
+    for name in names:
+        assert stack.ids(name) == list(range(flow.sent)), f"seed {_SEED}"
+        assert stack.count(name=name) == flow.sent, f"seed {_SEED}"
+    assert "Traceback" not in daemon.text()
+
+
+@pytest.mark.soak
 def test_hdfs_when_it_denies_a_permission_then_the_mapping_stops_and_without_space_it_waits(stack: Stack) -> None:
     stack.topic(2)
-    table = Table(stack)
+    table = Table(stack, stack.name)
     stack.produce({"id": n} for n in range(100))
     refusals = {"refusals": {"retries": 2, "period": "300ms"}}
     config = stack.config(refusals, storage={"hadoop_conf_dir": stack.addresses.hadoop_conf_dir})

@@ -14,10 +14,14 @@ from tests.support.stack import eventually
 
 
 class Flow:
-    """Sends increasing ids to a topic until the end of the `with` block, each exactly once."""
+    """Sends increasing ids to a topic until the end of the `with` block, each exactly once.
 
-    def __init__(self, servers: str, topic: str) -> None:
+    The field `part` of a record is a number below `parts`.
+    """
+
+    def __init__(self, servers: str, topic: str, *, parts: int = 1) -> None:
         self._topic = topic
+        self._parts = parts
         settings = {"enable.idempotence": True, "topic.metadata.refresh.interval.ms": 1000, "linger.ms": 5}
         self._producer = Producer({"bootstrap.servers": servers, "log_level": 2} | settings)
         self._thread = threading.Thread(target=self._run, name="flow")
@@ -37,7 +41,8 @@ class Flow:
     def _run(self) -> None:
         while not self._has_ended.is_set():
             for _ in range(20):
-                self._producer.produce(self._topic, json.dumps({"id": self.sent}), on_delivery=self._on_delivery)
+                record = json.dumps({"id": self.sent, "part": self.sent % self._parts})
+                self._producer.produce(self._topic, record, on_delivery=self._on_delivery)
                 self.sent += 1
             self._producer.poll(0)
             pause(0.05)
