@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import shutil
 import statistics
 import subprocess
@@ -35,7 +34,7 @@ from pyarrow.dataset import dataset
 
 from bench.formats import SparkJob, encoding_of
 from bench.latency import Latency, latency, produce_steadily, stop
-from bench.memory import PeakMemory
+from bench.memory import Usage
 from bench.records import FLAT, Shape, is_reject
 from ingestd.clock import Deadline, monotonic, pause
 from ingestd.java import find_java
@@ -120,21 +119,21 @@ class Bench:
         """Drain the topic into an ACID table with `ingestd run --until-caught-up` and this Spark master."""
         name = self._table(self._shape.columns, database, self._shape.partition)
         config = self._config(name, self._shape.name, {}, database, master, self._mapping(name))
-        began, used = monotonic(), _cpu_seconds_of_children()
+        began = monotonic()
         daemon = self._daemon(name, config, "--until-caught-up")
         try:
-            with PeakMemory(daemon.pid) as peak:
+            with Usage(daemon.pid) as usage:
                 assert daemon.wait() == 0, (self._folder / f"{name}.log").read_text(encoding="utf-8")[-3000:]
         finally:
             stop(daemon)
-        seconds, used = monotonic() - began, _cpu_seconds_of_children() - used
+        seconds = monotonic() - began
         assert self._sql(f"SELECT {_FINGERPRINT} FROM {database}.{name}") == [_fingerprint(self._count, self._shape)]
         commits = [c for c in self._commits(name) if c["rows"]]
         steps: dict[str, int] = {}
         for commit in commits:
             for step, ms in commit["ms"].items():
                 steps[step] = steps.get(step, 0) + ms
-        return Drain(seconds, rate(commits), warm_rate(commits), peak.bytes >> 20, steps, used)
+        return Drain(seconds, rate(commits), warm_rate(commits), usage.bytes >> 20, steps, usage.cpu_seconds)
 
     def spark(self) -> dict[str, float]:
         """Drain the topic twice with Spark. Return the `cold` and the `warm` rate in records per second."""
@@ -249,11 +248,6 @@ class Bench:
     def _sql(self, statement: str) -> list[tuple[Any, ...]]:
         assert self._addresses.hiveserver2 is not None
         return query(self._addresses.hiveserver2, statement)[1]
-
-
-def _cpu_seconds_of_children() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def rate(commits: Sequence[dict[str, Any]]) -> float:
