@@ -7,7 +7,7 @@ Source of the type names: Hive's `serdeConstants` and `TypeInfoUtils`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -146,51 +146,51 @@ class HiveType:
             return _EXACT_BITS.get(self.kind, 0) >= INTEGER_BITS[other.kind]
         return self.kind in _WIDER.get(other.kind, (other.kind,)) and self.length >= other.length
 
-    def joined(self, other: HiveType) -> HiveType | None:
-        """Return the narrowest type that is known to hold both types; None if there is none.
+    def joined(self, *others: HiveType) -> HiveType | None:
+        """Return the narrowest type that is known to hold all of these types, in any order; None if there is none.
 
-        A struct has the fields of both. Other types are joined only if one of them holds the other, and a string only
+        A struct has the fields of all. Other types are joined only if one of them holds the others, and a string only
         with other texts, because formats do not store numbers as text.
         """
-        if self.kind != other.kind or not self.is_complex:
-            if (self.kind in _TEXTS) != (other.kind in _TEXTS):
+        kinds = (self, *others)
+        if not self.is_complex or any(kind.kind != self.kind for kind in kinds):
+            if len({kind.kind in _TEXTS for kind in kinds}) > 1:
                 return None
-            return self if self.holds(other) else other if other.holds(self) else None
-        if self.kind == "struct":
-            fields = dict(zip(self.names, self.children, strict=True))
-            for name, child in zip(other.names, other.children, strict=True):
-                both = fields[name].joined(child) if name in fields else child
-                if both is None:
-                    return None
-                fields[name] = both
-            return HiveType("struct", children=tuple(fields.values()), names=tuple(fields))
-        pairs = zip(self.children, other.children, strict=True)
-        joined = tuple(type_ for mine, theirs in pairs if (type_ := mine.joined(theirs)) is not None)
-        return HiveType(self.kind, children=joined) if len(joined) == len(self.children) else None
+            return next((kind for kind in kinds if all(map(kind.holds, kinds))), None)
+        children = _children(kinds)
+        joined = [kind for first, *rest in children.values() if (kind := first.joined(*rest)) is not None]
+        return self._with(dict(zip(children, joined, strict=True))) if len(joined) == len(children) else None
 
-    def extended(self, other: HiveType) -> HiveType:
-        """Return this type with the fields of structs, also inside of it, that only `other` has."""
-        if self.kind != other.kind or not self.is_complex:
-            return self
-        if self.kind == "struct":
-            fields = dict(zip(self.names, self.children, strict=True))
-            for name, child in zip(other.names, other.children, strict=True):
-                fields[name] = fields[name].extended(child) if name in fields else child
-            return HiveType("struct", children=tuple(fields.values()), names=tuple(fields))
-        pairs = zip(self.children, other.children, strict=True)
-        return HiveType(self.kind, children=tuple(mine.extended(theirs) for mine, theirs in pairs))
+    def extended(self, *others: HiveType) -> HiveType:
+        """Return this type with the fields of structs, also inside of it, that only `others` have, in any order.
 
-    def widened(self, other: HiveType) -> HiveType:
-        """Return the extended type, in which each type is the wider one of both, if one of them holds the other."""
-        if self.kind != other.kind or not self.is_complex:
-            return self.joined(other) or self
-        if self.kind == "struct":
-            mine = self.extended(other)
-            theirs = dict(zip(other.names, other.children, strict=True))
-            pairs = zip(mine.names, mine.children, strict=True)
-            return replace(mine, children=tuple(kind.widened(theirs.get(name, kind)) for name, kind in pairs))
-        both = zip(self.children, other.children, strict=True)
-        return replace(self, children=tuple(kind.widened(wanted) for kind, wanted in both))
+        Raises InvalidTable if such a field has types that cannot be `joined`.
+        """
+        return self._evolved(others, widens=False)
+
+    def widened(self, *others: HiveType) -> HiveType:
+        """Return the extended type, in which each type is the one that holds it and those of `others` that are wider.
+
+        A type stays if there is none that holds them all.
+        """
+        return self._evolved(others, widens=True)
+
+    def _evolved(self, others: Iterable[HiveType], *, widens: bool, path: str = "") -> HiveType:
+        if not self.is_complex:
+            wider = [kind for kind in others if self.joined(kind) is not None] if widens else []
+            return self.joined(*wider) or self
+        mine, evolved = _children((self,)), {}
+        for name, (first, *rest) in _children((self, *(kind for kind in others if kind.kind == self.kind))).items():
+            place = f"{path}.{name}".lstrip(".") if self.kind == "struct" else path
+            kind = first._evolved(rest, widens=widens, path=place) if name in mine else first.joined(*rest)
+            if kind is None:
+                raise _without_common_type((first, *rest), place)
+            evolved[name] = kind
+        return self._with(evolved)
+
+    def _with(self, children: Mapping[str, HiveType]) -> HiveType:
+        names = tuple(children) if self.kind == "struct" else ()
+        return HiveType(self.kind, children=tuple(children.values()), names=names)
 
     def _holds_complex(self, other: HiveType) -> bool:
         if self.kind != other.kind:
@@ -222,6 +222,24 @@ def _parts(text: str) -> list[str]:
         else:
             parts[-1] += letter
     return parts
+
+
+def _children(kinds: Iterable[HiveType]) -> dict[str, list[HiveType]]:
+    """Return the types inside of types of one kind, by the name of the field or their number."""
+    children: dict[str, list[HiveType]] = {}
+    for kind in kinds:
+        for name, child in zip(kind.names or "01", kind.children, strict=False):
+            children.setdefault(name, []).append(child)
+    return children
+
+
+def _without_common_type(kinds: Iterable[HiveType], path: str) -> InvalidTable:
+    types = ", ".join(sorted({str(kind.known) for kind in kinds}))
+    return InvalidTable(
+        f"the schemas of the records have no type in common for a new field: {types}",
+        where=f"column {path}",
+        hint="add it to the table as a column, or field of the struct; its type decides which values are rejects",
+    )
 
 
 def _unusable(what: str, column: str) -> InvalidTable:

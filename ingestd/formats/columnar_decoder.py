@@ -34,14 +34,19 @@ def joined_columns(rows: Iterable[HiveType]) -> tuple[Column, ...]:
 
     The column of a field of several schemas can store the values of all. Raises InvalidSchema if there is none.
     """
-    columns: dict[str, HiveType] = {}
+    types: dict[str, list[HiveType]] = {}
     for row in rows:
-        for name, found in zip(row.names, row.children, strict=True):
-            joined = columns.setdefault(name, found).joined(found)
-            if joined is None:
-                raise InvalidSchema(f"field {name} of two schemas: {columns[name]} and {found} have no common type")
-            columns[name] = joined
-    return tuple(Column(name, kind) for name, kind in columns.items())
+        for name, kind in zip(row.names, row.children, strict=True):
+            types.setdefault(name, []).append(kind)
+    return tuple(Column(name, _common(name, kinds)) for name, kinds in types.items())
+
+
+def _common(name: str, kinds: Sequence[HiveType]) -> HiveType:
+    common = kinds[0].joined(*kinds[1:])
+    if common is None:
+        found = " and ".join(dict.fromkeys(map(str, kinds)))
+        raise InvalidSchema(f"field {name} of several schemas: {found} have no common type")
+    return common
 
 
 def require_size(root: T, parts: Callable[[T], Iterable[T]]) -> None:

@@ -6,7 +6,7 @@ are sent to Spark tasks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ingestd.errors import ConfigError
 from ingestd.formats.avro.options import AvroOptions
@@ -19,7 +19,7 @@ from ingestd.formats.record_decoder import RecordDecoder
 from ingestd.formats.regex import RegexOptions
 from ingestd.formats.registry import InvalidSchema, Registry
 from ingestd.formats.whole_value import BinaryOptions, TextOptions
-from ingestd.schema import Column, HiveType
+from ingestd.schema import Column
 
 # Each member has keys of its own, the key `tombstones`, and a method `decoder(columns: Sequence[Column])`, which
 # returns a RecordDecoder, and raises ConfigError if the format cannot be decoded into these columns. The first member
@@ -55,9 +55,12 @@ def can_evolve(options: FormatOptions) -> bool:
     return isinstance(options, (AvroOptions, ProtobufOptions))
 
 
-def join_of(options: FormatOptions) -> Callable[[HiveType, HiveType], HiveType]:
-    """Return the function that joins the types that two decoders of the format need for a field (`Evolving`)."""
-    return joined_needs if isinstance(options, JsonOptions) else HiveType.widened
+def join_of(options: FormatOptions) -> Callable[[Iterable[Column]], tuple[Column, ...]]:
+    """Return the function that joins the columns that several decoders of the format need (`Evolving`).
+
+    The types that schemas need for a field are compared all at once, and not here.
+    """
+    return joined_needs if isinstance(options, JsonOptions) else tuple
 
 
 def schema_columns(options: FormatOptions, registry: Registry | None, topics: Sequence[str]) -> tuple[Column, ...]:

@@ -76,22 +76,20 @@ def evolved_columns(evolution: Evolution, shape: Shape, needed: Iterable[Column]
 
     A new column stores the fields of its name of all schemas. The columns that determine the partition and the bucket
     of a row do not change, because the hash of a value depends on its type. Raises InvalidTable for the name of a
-    virtual column of Hive.
+    virtual column of Hive, and for a new field whose types in several schemas no column can store.
     """
     bucketed = shape.bucketing.columns if shape.bucketing else ()
     fixed = {column.name for column in (*shape.partition_columns, *bucketed)}
-    types = {column.name: column.type for column in shape.columns}
-    existing = set(types)
-    for name, kind in ((column.name, column.type) for column in needed if column.name not in fixed):
-        if name not in types:
-            types[name] = kind
-        elif evolution == "widen" or name not in existing:
-            types[name] = types[name].widened(kind)
-        else:
-            types[name] = types[name].extended(kind)
-    columns = tuple(Column(name, kind.known) for name, kind in types.items())
+    row = _row(shape.columns)
+    found = [_row([column]) for column in needed if column.name not in fixed]
+    evolved = row.widened(*found) if evolution == "widen" else row.extended(*found)
+    columns = tuple(Column(name, kind.known) for name, kind in zip(evolved.names, evolved.children, strict=True))
     require_visible(columns)
     return columns
+
+
+def _row(columns: Sequence[Column]) -> HiveType:
+    return HiveType("struct", children=tuple(c.type for c in columns), names=tuple(c.name for c in columns))
 
 
 def plan_columns(
@@ -107,10 +105,7 @@ def plan_columns(
 
 
 def merged(
-    errors: Sequence[ColumnsNeeded], where: str, join: Callable[[HiveType, HiveType], HiveType]
+    errors: Sequence[ColumnsNeeded], where: str, join: Callable[[Iterable[Column]], tuple[Column, ...]]
 ) -> ColumnsNeeded:
-    """Return one error that needs the columns of all; `join` joins the types of columns with the same name."""
-    types: dict[str, HiveType] = {}
-    for column in (column for error in errors for column in error.columns):
-        types[column.name] = join(types[column.name], column.type) if column.name in types else column.type
-    return ColumnsNeeded(errors[0].what, where=where, columns=tuple(map(Column, types, types.values())))
+    """Return one error that needs the columns of all; `join` joins those with the same name (`join_of`)."""
+    return ColumnsNeeded(errors[0].what, where=where, columns=join(c for error in errors for c in error.columns))

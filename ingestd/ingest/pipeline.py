@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from ingestd.errors import IngestdError, OffsetsLost, StorageUnavailable, TransactionAborted
+from ingestd.errors import IngestdError, InvalidTable, OffsetsLost, StorageUnavailable, TransactionAborted
 from ingestd.formats.options import join_of
 from ingestd.hive.transactions import Transaction
 from ingestd.ingest import stage
@@ -182,7 +182,8 @@ class Pipeline:
                 raise self._aborted("aborted during shutdown") from error
             raise
         needs = [answer for answer in answers if isinstance(answer, ColumnsNeeded)]
-        if needs:
+        # If other records need what no column can store, the mapping stops before the table is altered.
+        if needs and not any(isinstance(answer, InvalidTable) for answer in answers):
             raise merged(needs, f"table {pending.table.name}", join_of(self._options.format))
         return list(_results(pending, answers))
 

@@ -94,7 +94,7 @@ def test_schemas_when_they_differ_then_columns_store_the_records_of_both() -> No
         "b": "string",
         "c": "struct<x:int>",
     }
-    with pytest.raises(InvalidSchema, match="field a of two schemas"):
+    with pytest.raises(InvalidSchema, match="field a of several schemas"):
         _columns({"a": "int"}, {"a": "string"})
 
 

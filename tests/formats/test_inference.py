@@ -269,8 +269,5 @@ def _sorted(kind: HiveType) -> HiveType:
 
 def _of_tasks(stored: dict[str, str], *parts: Sequence[bytes]) -> tuple[Column, ...]:
     """Return the columns for the records of several tasks, which find their types without those of the others."""
-    found: dict[str, HiveType] = {}
-    for part in parts:
-        for column in _decoder(id="int", **stored).needed_columns(part, ()):
-            found[column.name] = join_of(JsonOptions())(found.get(column.name, column.type), column.type)
-    return tuple(Column(name, kind.known) for name, kind in found.items())
+    needed = (column for part in parts for column in _decoder(id="int", **stored).needed_columns(part, ()))
+    return tuple(Column(column.name, column.type.known) for column in join_of(JsonOptions())(needed))

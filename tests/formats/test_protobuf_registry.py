@@ -77,7 +77,7 @@ def test_columns_when_one_message_contains_the_others_then_they_are_its_fields(s
         (("case",), "A: the name of another field differs only in case"),
         (("large",), "its fields, with those inside of them, are more than 10,000"),
         (("none",), "the registry has no subject none-value"),
-        (("a", "b"), r"field n of two schemas: map<bigint,decimal\(20,0\)> and array<string> have no common type"),
+        (("a", "b"), r"field n of several schemas: map<bigint,decimal\(20,0\)> and array<string> have no common type"),
     ):
         with pytest.raises(ConfigError, match=reason):
             found(*topics)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ def _columns(**types: str) -> tuple[Column, ...]:
     return tuple(Column(name, HiveType.parse(text)) for name, text in types.items())
 
 
+EVOLUTIONS: tuple[Evolution, ...] = ("add_columns", "widen")
 TABLE = Shape(_columns(id="int", n="int"), _columns(dt="string"), bucketing=None, encoding=STANDARD)
 
 
@@ -97,7 +99,42 @@ def test_columns_when_several_tasks_need_them_then_each_type_stores_what_all_hav
     json = merged(needs, "here", join_of(JsonOptions()))
     assert (json.where, json.columns) == ("here", _columns(n="double", m="map<string,bigint>"))
     assert merged(needs[::-1], "here", join_of(JsonOptions())).columns == json.columns
-    assert merged(needs, "here", join_of(AvroOptions())).columns == _columns(n="bigint", m="map<string,bigint>")
+    # The types of schemas are joined with those of the table.
+    avro = [merged(parts, "here", join_of(AvroOptions())).columns for parts in (needs, needs[::-1])]
+    assert [evolved_columns("widen", TABLE, columns)[1:] for columns in avro] == [
+        _columns(n="int", m="map<string,bigint>")
+    ] * 2
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_columns_when_schemas_have_several_types_for_a_field_then_their_order_does_not_matter(
+    order: tuple[int, ...],
+) -> None:
+    def evolved(evolution: Evolution, *types: str) -> dict[str, str]:
+        needed = [column for number in order if number < len(types) for column in _columns(n=types[number])]
+        return {column.name: str(column.type) for column in evolved_columns(evolution, shape, needed)}
+
+    shape = Shape(_columns(id="int"), (), None, STANDARD)
+    assert evolved("add_columns", "int", "float", "double") == {"id": "int", "n": "double"}
+    assert evolved("add_columns", "struct<a:int>", "struct<b:date>", "struct<a:bigint>")["n"] in (
+        "struct<a:bigint,b:date>",
+        "struct<b:date,a:bigint>",
+    )
+    for types, where, reason in [
+        (("int", "string"), "n", "int, string"),
+        (("bigint", "double", "int"), "n", "bigint, double, int"),
+        (("array<struct<a:int>>", "array<struct<a:string,b:int>>"), "n", "array<struct<a:int>>, array<struct<a:string"),
+    ]:
+        with pytest.raises(InvalidTable, match=rf"column {where}: .* no type in common for a new field: {reason}"):
+            evolved("widen", *types)
+    shape = Shape(_columns(id="int", n="array<struct<a:int>>"), (), None, STANDARD)
+    for evolution in EVOLUTIONS:
+        with pytest.raises(InvalidTable, match=r"column n\.b: .* no type in common for a new field: int, string"):
+            evolved(evolution, "array<struct<b:int>>", "array<struct<b:string>>")
+        # Of an existing field, the type stays if no other one is sufficient.
+        kept = evolved(evolution, "array<struct<a:bigint>>", "array<struct<a:double,b:int>>", "array<struct<a:string>>")
+        assert kept["n"] == "array<struct<a:int,b:int>>"
+    assert evolved("widen", "array<struct<a:bigint>>", "array<struct<a:string>>")["n"] == "array<struct<a:bigint>>"
 
 
 def test_needed_columns_when_a_field_is_not_decoded_then_its_type_does_not_matter() -> None:

@@ -184,10 +184,7 @@ def _union(branches: Sequence[AvroType], path: str, outer: tuple[AvroType, ...])
     types = [_type(branch, path, outer) for branch in branches if branch.kind != "null"]
     if not types:
         raise InvalidSchema(f"{path}: a field that is always null has no column type")
-    found: HiveType = types[0]
-    for other in types[1:]:
-        joined = found.joined(other)
-        if joined is None:
-            raise InvalidSchema(f"{path}: a union of {', '.join(map(str, branches))} has no column type")
-        found = joined
-    return found
+    joined = types[0].joined(*types[1:])
+    if joined is None:
+        raise InvalidSchema(f"{path}: a union of {', '.join(map(str, branches))} has no column type")
+    return joined

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import compress
@@ -206,9 +206,12 @@ def _whole(digits: pa.StringArray) -> HiveType:
     return joined(found, next(HiveType(kind) for kind, bits in INTEGER_BITS.items() if largest < 1 << (bits - 1)))
 
 
-def joined_needs(one: HiveType, other: HiveType) -> HiveType:
-    """Return the type that stores what both types store, which are needed for a field of different records."""
-    return _without_mixtures(joined(one, other))
+def joined_needs(columns: Iterable[Column]) -> tuple[Column, ...]:
+    """Return a column of each name, which stores what all columns of this name, of different records, store."""
+    types: dict[str, HiveType] = {}
+    for column in columns:
+        types[column.name] = _without_mixtures(joined(types.get(column.name, column.type), column.type))
+    return tuple(map(Column, types, types.values()))
 
 
 def _without_mixtures(kind: HiveType) -> HiveType:
