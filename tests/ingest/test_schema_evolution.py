@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from decimal import Decimal
 from typing import Any
 
 import pytest
 
+from ingestd.hive.tables import TableName, read_table
+from ingestd.hive.transactions import open_transactions
 from tests.support.avro import encode, logical, schema_of, single_object
 from tests.support.compaction import compact
 from tests.support.daemon import Daemon
@@ -184,6 +188,23 @@ def test_field_when_no_column_can_store_it_then_stops_unless_the_table_has_the_c
         assert stack.ids() == []
 
 
+def test_field_when_two_tasks_find_types_that_no_column_can_store_then_stops_before_the_table_is_altered(
+    stack: Stack,
+) -> None:
+    stack.topic(2)
+    stack.table("id int")
+    schemas = [schema_of({"id": "int", "code": kind, "note": "string"}) for kind in ("int", "string")]
+    for partition, (schema, code) in enumerate(zip(schemas, (7, "x7"), strict=True)):
+        record = single_object(schema, encode(schema, {"id": partition, "code": code, "note": ""}))
+        stack.produce([record] * 25_000, partition=partition)
+    options = {"type": "avro", "framing": "single_object", "schemas": schemas}
+    commit = {"rows": 100_000, "bytes": "1GiB", "interval": "10m"}
+    stopped = stack.drain(stack.config({"format": options, "schema_evolution": "widen", "commit": commit}), expect=65)
+    error = stopped.events("failed")[0]["error"]
+    assert "column code: the schemas of the records have no type in common for a new field: int, string" in error
+    assert (_statements(stopped), stack.ids()) == ([], [])
+
+
 def test_json_when_fields_are_new_or_wider_then_the_table_follows_and_no_value_is_lost(stack: Stack) -> None:
     stack.topic(2)
     stack.table("id int, s struct<x:int>", "dt string")
@@ -267,3 +288,56 @@ def test_columns_when_two_daemons_and_a_user_change_them_at_once_then_all_change
         (1, 1, 1.5, 1, None, None, None),
         (0, BIG, 7.0, None, 2, "b", None),
     ]
+
+
+def _types(stack: Stack) -> dict[str, str]:
+    columns = read_table(stack.metastore, TableName("default", stack.name)).sd.cols
+    fields = [(column.name, column.type) for column in columns]
+    assert len(fields) == len(dict(fields))
+    return dict(fields)
+
+
+@pytest.mark.parametrize("case", ["killed before", "suspended after"])
+def test_columns_when_a_daemon_is_killed_or_suspended_while_it_alters_them_then_its_successor_goes_on(
+    stack: Stack, case: str
+) -> None:
+    stack.topic(1)
+    stack.table("id int, n int")
+    stack.produce([{"id": n, "n": BIG, "price": n + 0.5} for n in range(100)])
+    wanted = {"id": "int", "n": "bigint", "price": "double"}
+    mapping = {"schema_evolution": "widen"}
+    with proxy(stack.addresses.metastore) as between:
+        if case == "killed before":
+            between.hold("alter_table_req")
+        else:
+            between.delay("alter_table_req", 1.0)
+        first = stack.start_process(stack.config(mapping, metastore={"uri": between.uri}))
+        if case == "killed before":
+            eventually("the daemon to alter the table", lambda: between.calls["alter_table_req"])
+            first.kill()
+            assert _types(stack) == {"id": "int", "n": "int"}
+        else:
+            # Derby refuses the first call, because it cannot compare parameters. The answer to the second one is lost.
+            eventually("the daemon to alter the table", lambda: between.calls["alter_table_req"] > 1)
+            between.answering.clear()
+            eventually("the columns", lambda: _types(stack) == wanted)
+            os.kill(first.process.pid, signal.SIGSTOP)
+        second = stack.start(stack.config(mapping))
+        eventually("the rows", lambda: stack.count() == 100)
+        if case == "suspended after":
+            stack.sql(f"ALTER TABLE {stack.name} ADD COLUMNS (mine string)")
+            os.kill(first.process.pid, signal.SIGCONT)
+            between.answering.set()
+            eventually("the first daemon to become standby", lambda: first.events("standby"))
+            wanted["mine"] = "string"
+        stack.produce([{"id": n, "n": BIG, "price": n + 0.5, "late": "x"} for n in range(100, 200)])
+        eventually("all rows", lambda: stack.ids() == list(range(200)))
+        assert _types(stack) == wanted | {"late": "string"}
+        assert stack.sql(f"SELECT count(*), sum(n), sum(price), count(late) FROM {stack.name}") == [
+            (200, 200 * BIG, 20_000.0, 100)
+        ]
+        second.terminate()
+        assert second.wait() == 0
+        first.kill()
+    assert len(_statements(second)) == (1 if case == "suspended after" else 3)
+    assert open_transactions(stack.metastore, f"ingestd/ingestd/{stack.name[-40:]}/") == []
