@@ -9,8 +9,13 @@ from typing import Any
 
 import pytest
 
+from ingestd.config.document import load
 from ingestd.hive.tables import TableName, read_table
 from ingestd.hive.transactions import open_transactions
+from ingestd.ingest.control import Request
+from ingestd.ingest.offline import change_stored
+from ingestd.publish.warehouse import Warehouse
+from ingestd.storage.storages import Storages
 from tests.support.avro import encode, logical, schema_of, single_object
 from tests.support.compaction import compact
 from tests.support.daemon import Daemon
@@ -254,6 +259,25 @@ def test_json_when_fields_are_new_or_wider_then_the_table_follows_and_no_value_i
     assert "price" in stopped.events("failed")[0]["error"]
     assert not stopped.events("table_altered")
     assert stack.sql(f"SELECT count(*) FROM {stack.name}") == [(50_100,)]
+
+
+def test_json_when_fractions_follow_whole_numbers_then_are_rejects_until_the_user_accepts_double(stack: Stack) -> None:
+    stack.topic(1)
+    stack.table("id int, n bigint")
+    stack.produce([{"id": 1, "n": BIG + 1}])
+    config = stack.config({"schema_evolution": "widen"})
+    daemon = stack.start(config)
+    eventually("the first row", lambda: stack.count() == 1)
+    stack.produce([{"id": 2, "n": 0.5}])
+    assert daemon.wait() == 65
+    assert "'0.5' is not a whole number, but the type is bigint" in daemon.events("failed")[0]["error"]
+    assert not _statements(daemon)
+
+    stack.sql(f"ALTER TABLE {stack.name} CHANGE COLUMN n n double")
+    options = load([config]).mappings[0]
+    change_stored(Warehouse(stack.metastore, Storages()), options, Request("resume", "test"))
+    stack.drain(config)
+    assert stack.sql(f"SELECT id, n FROM {stack.name} ORDER BY id") == [(1, BIG + 1.0), (2, 0.5)]
 
 
 def test_columns_when_two_daemons_and_a_user_change_them_at_once_then_all_changes_are_kept(stack: Stack) -> None:
