@@ -37,7 +37,9 @@ _WIDER = {"float": ("float", "double"), "char": ("char", "varchar")}
 _SIZED = re.compile(r"(varchar|char|decimal)\s*(?:\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\))?")
 _COMPLEX = re.compile(r"(array|map|struct)\s*<(.*)>", re.DOTALL)
 _ARITY = {"array": 1, "map": 2}
-_REASONS = {"timestamp with local time zone": ": Hive cannot read it from ORC (Unknown type TIMESTAMP_INSTANT)"}
+_REASONS = {  # HIVE-30020
+    "timestamp with local time zone": ": in ORC files, Hive loses its values and cannot read them (HIVE-30020)",
+}
 # Names that Hive refuses as an "Invalid column name" (VirtualColumn.VIRTUAL_COLUMN_NAMES of Hive 4.0.1 and 4.2.0): not
 # the whole enumeration, because HiveServer2 reads a column snapshot__id.
 _VIRTUAL = frozenset((
