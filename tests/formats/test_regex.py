@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from datetime import date
 from typing import Any
 
@@ -65,9 +67,10 @@ def test_decode_when_bad_values_are_rejected_then_reject_names_the_column() -> N
 @pytest.mark.parametrize(
     ("types", "pattern", "options"),
     [
-        (["int"], "x", {}), (["int"], "(a)(b)", {}), (["int"], "(", {}), (["int"], "(a){99999999999999}", {}),
+        (["int"], "x", {}), (["int"], "(a)(b)", {}), (["int"], "(", {}), (["int"], "(a){1001}", {}),
         (["array<int>"], "(a)", {}), (["int"], "(?u)(a)", {}), (["int"], "(a)", {"bad_values": "skip"}),
-        (["int"], "(a)", {"unmatched": "skip"}),
+        (["int"], "(a)", {"unmatched": "skip"}), (["int"], r"(?=a)(a)", {}), (["int", "int"], r"(a)(?:\1)", {}),
+        (["int", "int"], "(a)|b)(?:c", {}), (["int"], "(\ud800)", {}),
     ],
 )  # fmt: skip
 def test_decoder_when_options_are_invalid_then_raises_config_error(
@@ -100,3 +103,46 @@ def test_decode_when_groups_are_arbitrary_then_result_is_the_same_as_delimited_t
     values = ["|".join(record).encode() for record in records]
     regex = RegexDecoder(columns, r"\|".join([r"([^|]*)"] * 8), bad_values=form.bad_values)
     assert str(regex.decode(values)) == str(DelimitedDecoder(columns, form).decode(values))
+
+
+def test_decode_when_parentheses_are_not_groups_then_groups_are_those_of_the_pattern() -> None:
+    columns = columns_of(*["string"] * 3)
+    pattern = r"\Q(a\\E[](]?[^](]?[[:digit:](]?\((?i)(B)?(?:c)?(?P<x>\)|[)]*)(?<x2>[\](]*)"
+    values = [rb"(a\x(", rb"(a\]x5(b))))", rb"(a\(((B)](", b"(a", b"x"]
+    decoded = RegexDecoder(columns, pattern, unmatched="null").decode(values)
+    nothing = (None, None, None)
+    assert values_of(decoded) == [(None, "", ""), ("b", "))))", ""), ("B", ")", "]("), nothing, nothing]
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+b", "(a|aa)+b", "((?:a+a+)+)b"])
+def test_decode_when_the_pattern_would_backtrack_then_the_time_is_linear(pattern: str) -> None:
+    decoded = RegexDecoder(columns_of("string"), pattern).decode([b"a" * 1_000_000])
+    assert [reject.reason for reject in decoded.rejects] == ["record does not match the regular expression"]
+
+
+ATOM = st.sampled_from(["a", "b", ".", "[ab]", "[^a]", "[]a]", r"\d", r"\w", r"\S", r"\(", "ä", "(?:a|b)", "(?i:A)"])
+PART = st.builds("{}{}".format, ATOM, st.sampled_from(["", "", "*", "+", "?", "{0,2}", "*?", "+?"]))
+SEQUENCE = st.lists(PART, max_size=3).map("".join)
+GROUP = st.builds("({}{}){}".format, SEQUENCE, st.just("") | SEQUENCE.map("|{}".format), st.sampled_from(["", "?"]))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(GROUP, SEQUENCE), min_size=2, max_size=2),
+    st.lists(st.text(alphabet="ab(\n 1äA", max_size=8) | st.just("\udc00"), min_size=1, max_size=6),
+)
+def test_decode_when_pattern_is_arbitrary_then_groups_are_those_of_python(
+    parts: list[tuple[str, str]], texts: list[str]
+) -> None:
+    pattern = "".join(group + rest for group, rest in parts)
+    values = [text.encode("utf-8", "surrogatepass") for text in texts]
+    decoder = RegexDecoder(columns_of("string", "string"), pattern)
+    decoded = decoder.decode(values)
+    matches = [None if "\udc00" in text else re.fullmatch(pattern, text, re.DOTALL | re.ASCII) for text in texts]
+    groups = [(text, match.groups() if match else (None, None)) for text, match in zip(texts, matches, strict=True)]
+    rows = [found for text, found in groups if found != (None, None) or (text == "" and re.fullmatch(pattern, ""))]
+    assert values_of(decoded) == rows
+    assert len(decoded.rejects) == len(values) - len(rows)
+    assert [reject for value in values if (reject := decoder.check(value))] == [
+        replace(reject, row=0) for reject in decoded.rejects
+    ]
