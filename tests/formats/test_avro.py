@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import struct
+from datetime import date
 from decimal import Decimal
 from typing import Any
 
 import pytest
+from pandas import Timestamp
 
+from ingestd.formats.avro.columns import columns_of as columns_of_schemas
 from ingestd.formats.avro.options import AvroOptions
 from ingestd.formats.avro.schema import read_schema
 from ingestd.formats.registry import InvalidSchema
 from tests.support.avro import decoded_rows, decoder_of, encode, logical, schema_of, single_object
-from tests.support.decoding import columns_of, reasons, rows_of
+from tests.support.decoding import columns_of, reasons, rows_of, values_of
 
 
 def test_decode_when_arrays_are_long_then_all_items_are_read() -> None:
@@ -235,6 +238,30 @@ def test_decode_when_uuid_is_fixed_then_text_has_hyphens() -> None:
 
     assert rows_of(decoded) == [{"u": "f0f1f2f3-f4f5-f6f7-f8f9-fafbfcfdfeff"}, {"u": None}]
     assert len(decoded.rejects) == 1
+
+
+def test_decode_when_a_type_has_a_name_of_connect_then_it_is_its_logical_type() -> None:
+    names: dict[Any, tuple[str, int, str, Any]] = {
+        "io.debezium.time.Date": ("int", 1, "date", date(1970, 1, 2)),
+        "io.debezium.time.Timestamp": ("long", -1, "timestamp", Timestamp(-1_000_000)),
+        "io.debezium.time.MicroTimestamp": ("long", 1_000_001, "timestamp", Timestamp(1_000_001_000)),
+        "io.debezium.time.NanoTimestamp": ("long", 5, "timestamp", Timestamp(5)),
+        "org.apache.kafka.connect.data.Date": ("int", -1, "date", date(1969, 12, 31)),
+        "org.apache.kafka.connect.data.Timestamp": ("long", 2, "timestamp", Timestamp(2_000_000)),
+        "io.debezium.time.MicroTime": ("long", 7, "bigint", 7),
+        ("io.debezium.time.Timestamp",): ("int", 8, "int", 8),  # not a name
+    }
+    fields = {
+        f"c{n}": ["null", {"type": kind, "connect.name": name}] for n, (name, (kind, *_)) in enumerate(names.items())
+    }
+    fields["c8"] = [{"type": "int", "connect.name": "io.debezium.time.Timestamp"}]  # not of this type
+    types = {name: kind for name, (_, _, kind, _) in zip(fields, names.values(), strict=False)} | {"c8": "int"}
+    numbers = {name: number for name, (_, number, _, _) in zip(fields, names.values(), strict=False)} | {"c8": 9}
+    decoded = decoded_rows(types, fields, numbers)
+    assert decoded.rejects == []
+    assert values_of(decoded) == [(*[value for *_, value in names.values()], 9)]
+    assert values_of(decoded_rows(dict.fromkeys(fields, "bigint"), fields, numbers)) == [tuple(numbers.values())]
+    assert columns_of_schemas([read_schema(schema_of(fields)).record]) == columns_of(**types)
 
 
 def test_decode_when_timestamps_need_both_units_then_records_are_in_batches_of_each() -> None:

@@ -1,7 +1,7 @@
 """Avro schemas, parsed to values that the decoder compiles.
 
 Invariant: an `AvroType` is valid by the Avro specification. Names are resolved, and a logical type that its underlying
-type does not allow is ignored, as the specification demands.
+type does not allow is ignored, as the specification demands. The names of Kafka Connect count as logical types.
 """
 
 from __future__ import annotations
@@ -27,6 +27,15 @@ _LOGICAL = {
     "local-timestamp-nanos": ("long",),
     "decimal": ("bytes", "fixed"),
     "uuid": ("string", "fixed"),
+}
+# The logical types of Kafka Connect and Debezium, by `connect.name`. Their converters write only this attribute.
+_CONNECT = {
+    "org.apache.kafka.connect.data.Date": "date",
+    "org.apache.kafka.connect.data.Timestamp": "timestamp-millis",
+    "io.debezium.time.Date": "date",
+    "io.debezium.time.Timestamp": "timestamp-millis",
+    "io.debezium.time.MicroTimestamp": "timestamp-micros",
+    "io.debezium.time.NanoTimestamp": "timestamp-nanos",
 }
 # Names of attributes that fastavro leaves alone, for those that it must not examine.
 _DEFAULT, _UNEXAMINED = "ingestd.default", "ingestd.logicalType"
@@ -212,7 +221,8 @@ def _size(schema: Mapping[str, Any]) -> int:
 
 def _logical(schema: Mapping[str, Any], kind: Any) -> str:
     """Return the logical type of a schema, '' if it has none or an invalid one."""
-    logical = schema.get("logicalType", "")
+    connect = schema.get("connect.name")
+    logical = schema.get("logicalType", _CONNECT.get(connect, "") if isinstance(connect, str) else "")
     if not isinstance(logical, str) or kind not in _LOGICAL.get(logical, ()):
         return ""
     if logical == "uuid" and kind == "fixed" and schema["size"] != _UUID_BYTES:
