@@ -32,6 +32,7 @@ from ingestd.ingest.workers import Worker, Workers
 from ingestd.replication.cluster import Cluster
 from ingestd.replication.policy_status import PolicyStatus
 from ingestd.replication.worker import PolicyWorker, Totals
+from ingestd.spark.engine import JobGroup
 from ingestd.spark.errors import EngineLost
 
 _POLL_SECONDS = 0.1
@@ -129,12 +130,16 @@ class Supervisor:
         """The requests to each mapping, by its name. Safe for use from any thread."""
         return {runner.options.name: runner.control for runner in self._runners}
 
-    def preview(self, name: str, limit: int, start: AtTime | AtOffset | None) -> Preview:
+    def preview(self, name: str, limit: int, start: AtTime | AtOffset | None, group: JobGroup) -> Preview:
         """Decode records of a mapping with its current options. Raises the errors of `ingest.preview.preview`."""
         known = {runner.options.name: runner.options for runner in self._runners}
         if name not in known:
             raise ConfigError("a reload has removed the mapping", where=f"mapping {name}")
-        return preview(self._clients.metastore, known[name], limit, start, lambda: self._engine)
+        return preview(self._clients.metastore, known[name], limit, start, lambda: self._engine, group)
+
+    def cancel(self, group: JobGroup) -> None:
+        """Let the running Spark jobs of a preview fail. Returns immediately."""
+        self._engine.cancel(group)
 
     def reload(self) -> Future[None]:
         """Begin to reload the configuration. The future raises ConfigError if the new one is rejected.

@@ -10,6 +10,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -39,7 +40,6 @@ from ingestd.kafka.ranges import OffsetRange, TopicIdentity, TopicPartition
 from ingestd.kafka.reader import Batch
 from ingestd.schema import Column
 from ingestd.spark.engine import Engine, JobGroup
-from ingestd.spark.query import Query
 from ingestd.storage.storages import Storages
 
 _PLACE = re.compile(r"([\w.-]{1,249}):(\d+):(\d+)")
@@ -210,12 +210,14 @@ def preview(
     limit: int,
     start: AtTime | AtOffset | None,
     engine: Callable[[], Engine],
+    group: JobGroup | None = None,
 ) -> Preview:
     """Decode at most `limit` records of the mapping's topics: the first ones at or after `start`, or the last ones.
 
-    The mapping need not have run. `engine` is called only for a mapping with `where` or `transform`. Raises
-    InvalidTable, InvalidTopic, InvalidPosition for an offset that Kafka does not have, NothingToPreview, LoginFailed,
-    MetastoreUnavailable, BrokerUnavailable and the other errors of `read_excerpt`, `check_query` and `Engine.query`.
+    The mapping need not have run. `engine` is called only for a mapping with `where` or `transform`, whose jobs are in
+    `group`. Raises InvalidTable, InvalidTopic, InvalidPosition for an offset that Kafka does not have,
+    NothingToPreview, LoginFailed, MetastoreUnavailable, BrokerUnavailable and the other errors of `read_excerpt`,
+    `check_query` and `Engine.query`.
     """
     table, statement = find_target(metastore, options)
     creations = (statement, find_letters(metastore, options))
@@ -234,7 +236,10 @@ def preview(
     query = decoding_of(table, options).query
     if query is not None:
         partitioning = partitioning_of(table, options)
-        results = [_queried(engine(), query, table, partitioning, *pair) for pair in zip(batches, results, strict=True)]
+        group = group or JobGroup("preview")
+        pairs = zip(batches, results, strict=True)
+        evaluate = partial(engine().query, group, query, _one, _list)
+        results = [_queried(evaluate, table, partitioning, *pair) for pair in pairs]
     rows: list[PreviewRow] = []
     rejects = [
         PreviewReject(Origin(bad.partition.topic, bad.partition.partition, offset), "", bad.reason)
@@ -303,12 +308,16 @@ def _unfilled(decoder: RowDecoder, batches: Sequence[Batch], rows: Sequence[pa.R
 
 
 def _queried(
-    engine: Engine, query: Query, table: Table, partitioning: Partitioning, batch: Batch, decoded: DecodeResult
+    evaluate: Callable[[Sequence[bytes]], list[tuple[None, list[pa.RecordBatch]]]],
+    table: Table,
+    partitioning: Partitioning,
+    batch: Batch,
+    decoded: DecodeResult,
 ) -> DecodeResult:
     """Return the rows of the table instead of the decoded rows. Each row is a task, which shows its record."""
     # As bytes, because each task unpickles all items.
     rows = [packed(rows.take([index])) for rows in decoded.batches for index in range(rows.num_rows)]
-    done = engine.query(JobGroup("preview"), query, _one, _list, rows) if rows else []
+    done = evaluate(rows) if rows else []
     results: list[pa.RecordBatch] = []
     records: list[int] = []
     for record, (_, found) in zip(decoded.records_of_rows(batch.values).tolist(), done, strict=True):

@@ -19,6 +19,7 @@ from ingestd.errors import ConfigError, ConfigFaults
 from ingestd.ingest.control import Request, RequestFailed
 from ingestd.ingest.preview import AtOffset, AtTime, Preview
 from ingestd.kafka.ranges import TopicPartition
+from ingestd.spark.engine import JobGroup
 from tests.support import certificates
 from tests.support.http import JSON, LOOPBACK, Client, StaticFleet, server_threads, serving
 from tests.support.patience import LIMIT
@@ -121,18 +122,29 @@ def test_preview_then_returns_the_document_and_needs_the_rights_of_an_operator(
 
 @dataclass
 class _SlowFleet(StaticFleet):
-    """A fleet whose previews take until `go_on` is set. `begun` counts them."""
+    """A fleet whose previews take until `go_on` is set.
+
+    `begun` counts them, and `groups` are those of their jobs; `cancelled` are groups that were cancelled.
+    """
 
     go_on: threading.Event = field(default_factory=threading.Event)
     begun: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    groups: list[JobGroup] = field(default_factory=list)
+    cancelled: list[JobGroup] = field(default_factory=list)
 
-    def preview(self, name: str, limit: int, start: AtTime | AtOffset | None) -> Preview:
+    def preview(self, name: str, limit: int, start: AtTime | AtOffset | None, group: JobGroup) -> Preview:
+        self.groups.append(group)
         self.begun.release()
         assert self.go_on.wait(LIMIT)
-        return super().preview(name, limit, start)
+        return super().preview(name, limit, start, group)
+
+    def cancel(self, group: JobGroup) -> None:
+        self.cancelled.append(group)
 
 
-def test_preview_when_its_client_disconnects_then_no_other_one_runs_before_its_end(fleet: StaticFleet) -> None:
+def test_preview_when_its_client_disconnects_then_is_cancelled_and_no_other_one_runs_before_its_end(
+    fleet: StaticFleet,
+) -> None:
     slow = _SlowFleet(fleet.monitors, fleet.controls)
     path = "/mappings/orders/preview"
     with serving(slow) as client:
@@ -140,15 +152,18 @@ def test_preview_when_its_client_disconnects_then_no_other_one_runs_before_its_e
             with closing(client.open()) as leaving:
                 leaving.request("POST", path, headers=JSON)
                 assert slow.begun.acquire(timeout=LIMIT)
-            for _ in range(20):  # each request gives the server the time to notice
-                refused = client.post(path)
-                assert refused.status == 409
-                assert (
-                    "another preview is running: of the mapping orders for 127.0.0.1, since " in refused.json["error"]
-                )
+                assert client.post(path).status == 409
+                assert slow.cancelled == []  # the client is still connected
+            eventually("a cancellation of the jobs that the preview starts later", lambda: len(slow.cancelled) > 1)
+            refused = client.post(path)
+            assert refused.status == 409
+            assert "another preview is running: of the mapping orders for 127.0.0.1, since " in refused.json["error"]
         finally:
             slow.go_on.set()
         eventually("another preview", lambda: client.post(path).status == 200)
+    [group, other] = slow.groups
+    assert other not in slow.cancelled
+    assert set(slow.cancelled) == {group}
 
 
 def test_change_when_the_mapping_refuses_it_then_409_with_its_error(client: Client, fleet: StaticFleet) -> None:

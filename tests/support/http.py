@@ -30,6 +30,7 @@ from ingestd.kafka.ranges import TopicPartition
 from ingestd.kafka.timestamps import FirstRecord
 from ingestd.replication.policy_status import PolicyStatus
 from ingestd.schema import Column, HiveType
+from ingestd.spark.engine import JobGroup
 from tests.support.daemon import DaemonProcess
 from tests.support.patience import LIMIT
 from tests.support.stack import eventually
@@ -82,11 +83,14 @@ class StaticFleet:
         """Return the names that the test has set."""
         return self.stuck_names
 
-    def preview(self, name: str, limit: int, start: AtTime | AtOffset | None) -> Preview:
+    def preview(self, name: str, limit: int, start: AtTime | AtOffset | None, group: JobGroup) -> Preview:
         """Return a preview of one row, which contains what was requested."""
         table = NewTable(TableName("default", name), (Column("start", HiveType("string")),)).checked()
         row = PreviewRow(Origin(name, 0, 7), "", 0, (str(start),))
         return Preview(table, (), limit, 0, (row,), (), None, (), ())
+
+    def cancel(self, group: JobGroup) -> None:
+        """Do nothing: a preview of this fleet has no jobs."""
 
     def reload(self) -> Future[None]:
         """Count the reload, or fail with the error that the test has set. With `reload_hangs`, never end."""

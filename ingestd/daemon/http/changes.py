@@ -1,8 +1,8 @@
 """Requests of operators: pause, resume, flush, another position, a reload of the configuration, and a preview.
 
-A preview changes nothing, but it shows records, so it needs the same rights.
+A preview changes nothing, but it shows records, so it needs the same rights. It ends soon after its client disconnects.
 
-Invariant: a request that was accepted is carried out even if its client disconnects. An answer never takes longer than
+Invariant: a change that was accepted is carried out even if its client disconnects. An answer never takes longer than
 `_MAX_WAIT_SECONDS`; a request that is not done by then is answered with 202 and continues. If it fails then, that is
 logged.
 """
@@ -31,10 +31,12 @@ from ingestd.ingest import events
 from ingestd.ingest.control import PositionChange, Request
 from ingestd.ingest.preview import AtOffset, AtTime, InvalidStart, parse_start
 from ingestd.kafka.ranges import Offsets, TopicPartition
+from ingestd.spark.engine import JobGroup
 
 _ACTIONS = {"pause": "pause", "resume": "resume", "flush": "flush", "offsets": "set_position"}
 _MAX_BODY_BYTES = 256 * 1024
 _BODY_SECONDS = 10.0
+_CANCEL_SECONDS = 1.0
 _DEFAULT_WAIT_SECONDS = 10.0
 _MAX_WAIT_SECONDS = 60.0
 _MAX_AUTHOR = 100
@@ -95,14 +97,25 @@ class Changes:
                 409,
                 f"another preview is running: {self._previewing}, since {seconds:.0f} s",
                 where=f"mapping {name}",
-                hint="try again when it has ended; it goes on even if its client has disconnected",
+                hint="try again when it has ended",
             )
         self._previewing, self._previewing_since = f"of the mapping {name} for {_author('', http)}", monotonic()
+        group = JobGroup("preview")
+        watch = asyncio.create_task(self._cancel_when_left(http, group))
         try:
-            work = partial(self._fleet.preview, name, limit, None if at is None else _start(at))
+            work = partial(self._fleet.preview, name, limit, None if at is None else _start(at), group)
             return (await to_thread.run_sync(work, abandon_on_cancel=True)).document(name)
         finally:
+            watch.cancel()
             self._previewing = ""
+
+    async def _cancel_when_left(self, http: HttpRequest, group: JobGroup) -> None:
+        """Cancel the Spark jobs of a preview, also those that it starts later, when its client has disconnected."""
+        while (await http.receive())["type"] != "http.disconnect":
+            pass
+        while True:
+            self._fleet.cancel(group)
+            await asyncio.sleep(_CANCEL_SECONDS)
 
     async def _checked(self, http: HttpRequest) -> Json:
         """Return the fields of a request of an operator. Raises Refused."""

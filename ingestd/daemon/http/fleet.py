@@ -12,6 +12,7 @@ from ingestd.ingest.control import Control
 from ingestd.ingest.monitor import Monitor
 from ingestd.ingest.preview import AtOffset, AtTime, Preview
 from ingestd.replication.policy_status import PolicyStatus
+from ingestd.spark.engine import JobGroup
 
 
 class Fleet(Protocol):
@@ -44,8 +45,11 @@ class Fleet(Protocol):
     def stuck(self) -> Sequence[str]:
         """Return the names of the mappings that have made no progress for longer than their limits."""
 
-    def preview(self, name: str, limit: int, start: AtTime | AtOffset | None) -> Preview:
+    def preview(self, name: str, limit: int, start: AtTime | AtOffset | None, group: JobGroup) -> Preview:
         """Decode records of a mapping, which takes seconds, or minutes if it has SQL. Raises as `ingest.preview`."""
+
+    def cancel(self, group: JobGroup) -> None:
+        """Let the running Spark jobs of a preview fail. Returns immediately."""
 
     def reload(self) -> Future[None]:
         """Begin to reload the configuration. The future raises ConfigError if the new one is rejected."""
