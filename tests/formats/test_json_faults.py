@@ -38,6 +38,7 @@ NESTED = columns_of(
     items="array<struct<count:int,price:double,total:decimal(5,2),note:varchar(5)>>",
     labels="map<string,string>",
     counts="map<int,array<int>>",
+    rates="map<char(2),decimal(5,2)>",
 )
 SOUND = '{"id":%d,"ts":"2026-11-21 10:00:00.%03d","amount":1.5,"ratio":0.25,"flag":true,"note":"n %d","short":"abc"}'
 
@@ -62,13 +63,18 @@ NESTED_FAULTS = [
     '{"other":{"labels":{"a":"1"}},"labels":null}', '{"id":1,"other":"labels"}', '{"labels":{"a\\n":"\\ud800"}}',
     '{"counts":{"x":1}}', '{"counts":{"1":1,"1.0":2}}', '{"counts":{"1":[1,null],"2":[]}}', '{"counts":{"1":[{}]}}',
     '{"counts":{"1":[1]},"labels":{"2":"x"}}', "{}", '{"id":1,"x":null{}}',
-    '{"labels":{"\t":"1"}}', '{"labels":{"a" : "1" } }',
+    '{"labels":{"\t":"1"}}', '{"labels":{"a" : "1" } }', '{"labels":{ }}', '{"labels":{1}}', '{"labels":{"a","b"}}',
+    '{"labels":{"a":"b":"c":"d"}}', '{"labels":{"a":"1" "b":"2"}}', '{"labels":{"a":"1",}}', '{"labels":{,"a":"1"}}',
+    '{"labels":{"a"x"1"}}', '{"labels":{"a": "1", "b": "}"}}', '{"labels":{"":"","é":"x:y,z"}}',
+    '{"rates":{"a":1.234}}', '{"rates":{"a":"1.5","b":2}}', '{"rates":{"a":01}}', '{"rates":{"a":,"b":1}}',
+    '{"rates":{"a":1e2,"b":null}}', '{"rates":{"a":1,"a ":2}}', '{"rates":{"abc":1}}', '{"rates":{"a":1 2}}',
+    '{"rates":{"a":true}}', '{"rates":{"a" ,"b":1}}', '{"rates":{"a":1,"b":}}', '{"rates":{"a"}}',
     '{"id":1,"labels":{"a":"x"}}}', '{"labels":{"a":"x"}}{}', '{"labels":{"a":"1"}',
 ]  # fmt: skip
 NESTED_SOUND = (
     '{"id":%d,"buyer":{"name":"n%d","since":"2026-11-21 10:00:00","address":{"zip":"5"}},"labels":{"a":"1","b":"%d"},'
     '"items":[{"count":1,"price":0.5,"total":1.25,"note":"a"},{"count":2,"price":1,"total":2,"note":null}],'
-    '"counts":{"5":[1,2],"7":null}}'
+    '"counts":{"5":[1,2],"7":null},"rates":{"a": 1.5, "b": 2}}'
 )
 
 

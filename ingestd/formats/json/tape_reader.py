@@ -38,6 +38,7 @@ from ingestd.formats.json.tape import (
     STRING,
     Ints,
     Mask,
+    Places,
     Tape,
     is_encodable,
 )
@@ -480,7 +481,7 @@ class _Columns:
         valid = keys.is_valid().to_numpy(zero_copy_only=False)
         self.undecided[rows[present[owners[~valid]]]] = True
         keys, owners, items = keys.filter(pa.array(valid)), owners[valid], items[valid]
-        again = _repeated(owners, keys)
+        again = replaced_entries(owners, keys)
         if len(again) and key_type.kind == "string":  # other keys can be equal although their texts differ
             kept = np.delete(np.arange(len(owners)), again)
             keys, owners, items = keys.take(pa.array(kept)), owners[kept], items[kept]
@@ -556,7 +557,7 @@ def spread(array: pa.Array, places: npt.NDArray[np.intp], count: int) -> pa.Arra
     return array if len(places) == count else spread_all([array], [places], count)
 
 
-def _repeated(owners: Ints, keys: pa.Array) -> npt.NDArray[np.intp]:
+def replaced_entries(owners: Places, keys: pa.Array) -> npt.NDArray[np.intp]:
     """Return the entries whose key occurs again in the same map; `owners` are the maps of the entries, in order."""
     if pa.types.is_floating(keys.type):
         keys = pc.add(keys, 0.0)  # 0.0 equals -0.0

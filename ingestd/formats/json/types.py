@@ -27,7 +27,7 @@ from ingestd.schema import INTEGER_BITS, HiveType
 NUMBER = r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 _INTEGER = "[0-9]{1,19}"
 # What `decided` methods convert. A bigint of 19 digits that begins with 9 may be out of range.
-_PLAIN_NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
+PLAIN_NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
 _PLAIN_INTEGER = r"-?(?:[0-9]{1,18}|[0-8][0-9]{18})(?:\.0*)?"
 _BOOLEANS = {"true": True, "false": False}  # case-insensitive
 _NOT_FINITE = {"NaN", "Infinity", "-Infinity"}
@@ -214,7 +214,7 @@ class DoubleType(PrimitiveType):
         return array
 
     def decided(self, texts: pa.StringArray, _unit: str) -> pa.Array:
-        numbers = pc.cast(matching(texts, _PLAIN_NUMBER), self.kind.arrow)
+        numbers = pc.cast(matching(texts, PLAIN_NUMBER), self.kind.arrow)
         return where(pc.is_finite(numbers), numbers)
 
     def is_plain(self, value: object) -> bool:
