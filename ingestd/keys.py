@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
 
 T = TypeVar("T")
+F = TypeVar("F", int, float)
 
 # The regular expression of a port to which a client can connect.
 PORT = "(?:6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3})"
@@ -26,7 +27,10 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?"
 _SIZE = r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)"
 _DECIMAL = r"\d{1,15}(?:\.\d{1,15})?"
-_WHOLE = r"\s*[+-]?\d+\s*"
+_WHOLE = r"\s*[+-]?\d{1,19}\s*"
+# The time limit of a socket must be less than 2^31 ms, which are almost 597 h.
+_LONGEST_HOURS = 576
+_LARGEST = 2**63 - 1
 _BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -75,7 +79,8 @@ def seconds(value: object) -> float:
     match = re.fullmatch(_DURATION, str(value).strip())
     if not match:
         raise ValueError("must be a duration such as 500ms, 30s or 5m")
-    return _positive(float(match[1]) * _SECONDS[match[2] or "s"])
+    duration = float(match[1]) * _SECONDS[match[2] or "s"]
+    return _positive(_at_most(_LONGEST_HOURS * 3600, duration, f"{_LONGEST_HOURS}h"))
 
 
 def size(value: object) -> int:
@@ -83,7 +88,8 @@ def size(value: object) -> int:
     match = re.fullmatch(_SIZE, str(value).strip())
     if not match or match[2].upper() not in _BYTES:
         raise ValueError("must be a size such as 64KiB, 256MiB or 1GB")
-    return _positive(int(float(match[1]) * _BYTES[match[2].upper()]))
+    total = float(match[1]) * _BYTES[match[2].upper()]
+    return _positive(int(_at_most(_LARGEST, total, "2^63-1 bytes")))
 
 
 def count(value: object) -> int:
@@ -92,10 +98,10 @@ def count(value: object) -> int:
     Text is accepted, because the values of environment variables are text.
     """
     if isinstance(value, str) and re.fullmatch(_WHOLE, value):
-        return _positive(int(value))
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value):
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value % 1:
         raise ValueError("must be a whole number")
-    return _positive(int(value))
+    return _positive(int(_at_most(_LARGEST, value, "2^63-1")))
 
 
 def number(value: object) -> float:
@@ -130,6 +136,12 @@ def matching(pattern: str, sentence: str) -> Check:
 def _number_schema(pattern: str) -> dict[str, object]:
     """Return the JSON Schema of a number greater than 0, or of a text that matches `pattern`."""
     return {"type": ["number", "string"], "exclusiveMinimum": 0, "pattern": f"^\\s*(?:{pattern})\\s*$"}
+
+
+def _at_most(limit: float, value: F, text: str) -> F:
+    if value > limit:
+        raise ValueError(f"must be at most {text}")
+    return value
 
 
 def _positive(value: T) -> T:

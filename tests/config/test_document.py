@@ -396,6 +396,21 @@ def test_seconds_when_malformed_then_raises(text: object) -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        *(("rows", value, "must be a whole number") for value in (float("inf"), float("nan"), "9" * 5000)),
+        *(("rows", value, "must be at most 2^63-1") for value in (1e300, 2**63, str(2**63))),
+        ("bytes", "9" * 400, "must be at most 2^63-1 bytes"),
+        *(("interval", value, "must be at most 576h") for value in ("576.1h", "9" * 400)),
+    ],
+)
+def test_number_when_larger_than_files_or_sockets_allow_then_error_says_so(
+    key: str, value: object, problem: str
+) -> None:
+    assert f"commit.{key}: {problem}, not" in _fault({"commit": {key: value}})
+
+
+@pytest.mark.parametrize(
     ("text", "expected"), [("64KiB", 65536), ("64 kib", 65536), ("1GB", 10**9), (5, 5), ("1.5MB", 1_500_000), ("3B", 3)]
 )
 def test_size_then_units_are_read(text: object, expected: int) -> None:
