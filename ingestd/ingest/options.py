@@ -289,7 +289,7 @@ class MappingOptions:
         Doc("Values or expressions, such as to_date(ts), of partition columns; others are those of the record."),
     ] = field(default_factory=dict)
     where: Annotated[
-        str, Doc("A predicate of Spark SQL; rows of the records for which it is not true are not stored.")
+        str, _SQL, Doc("A predicate of Spark SQL; rows of the records for which it is not true are not stored.")
     ] = ""
     transform: Annotated[
         TransformOptions | None, Doc("A SELECT of Spark SQL that computes the rows of the table from the records.")

@@ -154,6 +154,7 @@ def test_document_when_empty_then_error_names_the_required_sections() -> None:
         ({"commit": {"rows": True}}, "mappings[0].commit.rows"),
         ({"topics": ["a b"]}, "mappings[0].topics[0]"),
         ({"group": ""}, "mappings[0].group"),
+        ({"where": " "}, "mappings[0].where: must not be empty"),
         ({"commit": []}, "mappings[0].commit"),
         ({"start": "yesterday"}, "mappings[0].start"),
         ({"start": {"timestamp": "soon"}}, "mappings[0].start"),
