@@ -20,7 +20,7 @@ from itertools import groupby
 
 from ingestd import retry
 from ingestd.clock import pause
-from ingestd.errors import IngestdError, OwnershipLost
+from ingestd.errors import IngestdError, OwnershipLost, StorageUnavailable
 from ingestd.replication.fence import Fence
 from ingestd.replication.transfer import (
     TEMPORARY,
@@ -132,7 +132,12 @@ class Copier:
         """
         stop = stop or threading.Event()
         run = _Run(uuid.uuid4().hex, self._storages, files, on_progress)
-        _retried(partial(self._copy, run, stop), run, self._options.attempts, stop)
+        try:
+            _retried(partial(self._copy, run, stop), run, self._options.attempts, stop)
+        except IngestdError:
+            with suppress(StorageUnavailable):  # the next copy removes what is left
+                run.remove_own()
+            raise
         return CopyResult(tuple(run.copied), tuple(run.equal), tuple(run.lost))
 
     def close(self) -> None:
@@ -157,6 +162,7 @@ class Copier:
             raise CopyStopped(f"the copy was stopped; {len(run.missing)} files are missing")
         if run.may_leave_files:
             run.remove_own()
+            run.abort_uploads()
 
 
 def _retried(attempt: Callable[[], None], run: _Run, attempts: int, stop: threading.Event) -> None:
@@ -197,6 +203,7 @@ class _Run:
     ) -> None:
         self.id = run
         self.missing = {file.target: file for file in files}
+        self._targets = frozenset(self.missing)
         self.copied: list[Copied] = []
         self.equal: list[CopyFile] = []
         self.lost: list[Lost] = []
@@ -246,15 +253,17 @@ class _Run:
         """Remove the temporary files of this copy, none of whose tasks is running."""
         run_all([partial(self._remove_own, directory) for directory in self._directories], _LISTING_THREADS)
 
+    def abort_uploads(self) -> None:
+        """Abort the uploads of tasks that were killed, when all files are at their targets."""
+        run_all([partial(self._abort_uploads, directory) for directory in self._directories], _LISTING_THREADS)
+
     def _survey_directory(self, directory: str, files: Sequence[CopyFile]) -> list[Assignment]:
         sizes = self._storages.file_sizes(directory)
         if self._is_first:
-            targets = {file.target for file in files}
-            storage = self._storages.at(directory)
             for name in sizes:
                 if name.startswith(TEMPORARY):
-                    storage.remove_file(child(directory, name))
-            storage.abort_uploads(directory, targets.__contains__)
+                    self._storages.at(directory).remove_file(child(directory, name))
+            self._abort_uploads(directory)
         assignments = []
         for file in files:
             if sizes.get(file.name) == file.length and not file.is_stale:
@@ -270,6 +279,9 @@ class _Run:
         for name in self._storages.file_sizes(directory):
             if name.startswith(f"{TEMPORARY}{self.id}-"):
                 self._storages.at(directory).remove_file(child(directory, name))
+
+    def _abort_uploads(self, directory: str) -> None:
+        self._storages.at(directory).abort_uploads(directory, self._targets.__contains__)
 
     def _done(self, file: CopyFile) -> None:
         del self.missing[file.target]
@@ -338,6 +350,7 @@ class _Jobs:
         finally:
             ended.set()
             watcher.join()
+            self._engine.await_tasks(group)  # a task that is killed leaves temporary files
         return [outcome for outcomes in found for outcome in outcomes]
 
     def release(self) -> None:

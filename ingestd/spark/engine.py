@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ingestd.clock import pause
+from ingestd.clock import Deadline, pause
 from ingestd.errors import IngestdError
 from ingestd.schema import Column
 from ingestd.spark.counter import Count, Counter, Sum
@@ -41,7 +41,7 @@ from ingestd.spark.slots import tasks_per_job
 from ingestd.spark.standalone import is_forgotten
 
 if TYPE_CHECKING:
-    from pyspark import RDD, Broadcast, SparkContext
+    from pyspark import RDD, Broadcast, SparkContext, StatusTracker
 
     from ingestd.spark.queries import Queries
 
@@ -51,6 +51,7 @@ R = TypeVar("R")
 W = TypeVar("W")
 
 _CHECK_SECONDS = 0.25
+_TASKS_SECONDS = 0.1
 # PySpark holds a number of values in memory before it stores them, so that a large one must count as several.
 _COUNTED_BYTES = 256 << 10
 
@@ -250,6 +251,18 @@ class Engine:
             for job in self._jobs:
                 job.is_cancelled |= job.group == group
 
+    def await_tasks(self, group: JobGroup) -> None:
+        """Wait until no task of the jobs of a group runs any more, for at most `EngineLimits.cancel_seconds`.
+
+        Spark ends a job that fails or is cancelled at once, and kills its tasks some seconds later. Without the JVM,
+        there are no tasks, or nobody knows of them.
+        """
+        deadline = Deadline.after(self._limits.cancel_seconds)
+        with suppress(*GATEWAY_ERRORS, EngineLost):
+            tracker = self._session.context().statusTracker()
+            while not deadline.passed and _active_tasks(tracker, group):
+                pause(_TASKS_SECONDS, self._stopped)
+
     def kill(self, reason: str) -> None:
         """Kill the JVM and its child processes; calls in progress raise EngineLost with this reason."""
         if self._session.has_started:
@@ -389,6 +402,12 @@ class Engine:
             hint="check that the cluster runs, has free cores and memory, and that its machines reach the driver"
             " (spark.driver.host); the logs of the executors say why they ended",
         )
+
+
+def _active_tasks(tracker: StatusTracker, group: JobGroup) -> int:
+    jobs = map(tracker.getJobInfo, tracker.getJobIdsForGroup(str(group)))
+    stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
+    return sum(stage.numActiveTasks for stage in stages if stage is not None)
 
 
 def _remove_stored(sent: RDD[Any]) -> None:

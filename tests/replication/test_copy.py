@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -306,19 +307,30 @@ def test_copy_when_larger_than_a_limit_then_one_spark_job_with_the_same_result(p
         assert len(copier.copy(files).equal) == 59
 
 
-def test_copy_when_stopped_then_says_so_and_a_further_one_continues(processes: None, tmp_path: Path) -> None:
-    files = _local(tmp_path, _many(60))
+def test_copy_when_stopped_then_leaves_nothing_and_a_further_one_continues(processes: None, tmp_path: Path) -> None:
+    contents = _many(60)
+    files, target = _local(tmp_path, contents), tmp_path / "target"
     for engine in (None, shared_engine()):
+        number = len(files_below(target))
         stop = threading.Event()
         options = CopyOptions(bytes_per_second=10_000, job_files=10)
         copier = Copier(Storages(), engine, options)
-        threading.Timer(0.5, stop.set).start()
-        with pytest.raises(CopyStopped):
-            copier.copy(files, stop=stop)
+        with ThreadPoolExecutor(1) as pool:
+            copying = pool.submit(copier.copy, files, stop=stop)
+            eventually("files to be copied", partial(_has_more_files, target, number + 1))
+            stop.set()
+            with pytest.raises(CopyStopped):
+                copying.result()
         copier.close()
+        left = _tree(target)
+        assert left.items() < contents.items()  # no temporary file
     found = Copier(Storages()).copy(files)
-    assert len(found.equal) + len(found.copied) == 60
-    assert not [name for name in _tree(tmp_path / "target") if ".ingestd" in name]
+    assert len(found.equal) == len(left)
+    assert _tree(target) == contents
+
+
+def _has_more_files(folder: Path, number: int) -> bool:
+    return len(files_below(folder)) > number
 
 
 def test_copy_when_the_target_is_full_then_no_space_and_after_it_complete(
