@@ -15,13 +15,13 @@ import logging
 import threading
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from ingestd.errors import ReplicationError
 from ingestd.hive.attachments import Constraint, ConstraintKind
 from ingestd.hive.events import Event, EventLog
-from ingestd.hive.objects import TableObject
+from ingestd.hive.objects import TableKind, TableObject
 from ingestd.replication.cycle_plan import ALTERATIONS, Outcomes, truncating_write_id
 from ingestd.replication.event_records import ABORT, ALLOCATE, COMMIT, EventRecord
 from ingestd.replication.scope import Scope
@@ -31,6 +31,7 @@ _log = logging.getLogger(__name__)
 _PAGE = 1000
 _ENDS = (COMMIT, ABORT)
 _VIEW = "MATERIALIZED_VIEW"
+_MANAGED = "MANAGED_TABLE"
 _OF_DATABASE = frozenset(("CREATE_DATABASE", "ALTER_DATABASE", "DROP_DATABASE", "CREATE_FUNCTION", "DROP_FUNCTION"))
 _OF_TABLE = frozenset((
     ALLOCATE, "CREATE_TABLE", "DROP_TABLE", "ADD_PARTITION", "ALTER_PARTITION", "ALTER_PARTITIONS",
@@ -39,6 +40,8 @@ _OF_TABLE = frozenset((
     "ADD_NOTNULLCONSTRAINT", "ADD_DEFAULTCONSTRAINT", "ADD_CHECKCONSTRAINT",
     "DROP_CONSTRAINT",
 ))  # fmt: skip
+# After these, a table without transactions may have other rows. HiveServer2 sends INSERT for such tables only.
+_WITH_ROWS = frozenset(("CREATE_TABLE", "ADD_PARTITION", "INSERT"))
 # They change nothing that a target has.
 _WITHOUT_EFFECT = frozenset(("RELOAD", "COMMIT_COMPACTION_EVENT"))
 
@@ -85,7 +88,7 @@ class Changes:
         """Read at most `limit` events, until `stop` is set; return the id of the newest event of the log.
 
         `on_events` is called with the number of events that were read, and the number of all events to read. Raises
-        EventsExpired if events are missing, and ReplicationError for a change that cannot be replicated.
+        EventsExpired if events are missing.
         """
         newest = self._log.current_id()
         first, last = self.position, min(newest, self.position + limit)
@@ -159,12 +162,13 @@ class Changes:
             return
         elif event.type in _OF_DATABASE:
             self._keep(EventRecord(event.id, event.type, "", event.text))
-        elif event.type == "INSERT":
-            self._require_external(event)
         elif event.type in _OF_TABLE and self._wanted.scope.contains(event.table):
+            self._add_rows(event)
             if event.type in {"CREATE_TABLE", "DROP_TABLE"}:
                 self._kinds.add(event.id, event.table, event.message.get("tableType") or "")
             self._keep(EventRecord(event.id, event.type, event.table, event.text))
+        elif event.type == "INSERT":
+            self._add_rows(event)
         elif event.table and event.type not in _WITHOUT_EFFECT:
             self._add_unknown(event)
 
@@ -173,6 +177,11 @@ class Changes:
         self._outcomes.add(record)
         if record.type in ALTERATIONS and (write_id := truncating_write_id(record.message)):
             self._truncations.append((record.event, record.table, write_id))
+
+    def _add_rows(self, event: Event) -> None:
+        """Bootstrap a managed table without transactions that may have other rows; only Hive 3 creates such tables."""
+        if event.type in _WITH_ROWS and self._wanted.scope.contains(event.table) and _is_managed(event.message):
+            self._bootstrapped.add(event.table)
 
     def _add_unknown(self, event: Event) -> None:
         """Bootstrap a table that was changed in a way that this version of ingestd does not know."""
@@ -229,15 +238,10 @@ class Changes:
         if table.database == self._wanted.scope.database and self._wanted.scope.contains(table.table):
             self._keep(EventRecord(event.id, event.type, table.table, event.text))
 
-    def _require_external(self, event: Event) -> None:
-        """Raise an error for the INSERT into a managed table without transactions, which only Hive 3 allows."""
-        scope = self._wanted.scope
-        if scope.contains(event.table) and event.message.get("tableType") == "MANAGED_TABLE":
-            raise ReplicationError(
-                "the changes of a managed table without transactions cannot be replicated",
-                where=f"table {scope.database}.{event.table}",
-                hint="convert it to a transactional or external table, or exclude it from the scope",
-            )
+
+def _is_managed(message: Mapping[str, Any]) -> bool:
+    """Return whether the table of an event is a managed one without transactions."""
+    return message.get("tableType") == _MANAGED and TableObject.parse(message["tableObjJson"]).kind is TableKind.MANAGED
 
 
 def _is_replaced(before: TableObject, after: TableObject) -> bool:

@@ -58,11 +58,10 @@ from ingestd.replication.cycle_plan import Outcome, is_move, is_truncation, writ
 from ingestd.replication.event_records import EventRecord
 from ingestd.replication.exact_statistics import inexact
 from ingestd.replication.external import target_location
-from ingestd.replication.marks import READ_ONLY, SETTLED, without_marks
+from ingestd.replication.marks import READ_ONLY, SETTLED, owns_files, source_kind, without_marks
 from ingestd.replication.target_objects import TargetObjects
 from ingestd.storage.contract import child
 
-_WITHOUT_DATA = (TableKind.EXTERNAL, TableKind.STORAGE_HANDLER)
 _CONSTRAINTS = {
     "ADD_PRIMARYKEY": ("primaryKeyListJson", ConstraintKind.PRIMARY_KEY),
     "ADD_FOREIGNKEY": ("foreignKeyListJson", ConstraintKind.FOREIGN_KEY),
@@ -251,7 +250,7 @@ class Definitions:
         """Drop a table; the files of an external one stay."""
         found = find_table(self._metastore, self._name(table))
         if found is not None:
-            drop_table(self._metastore, found.name, delete_data=found.kind not in _WITHOUT_DATA)
+            drop_table(self._metastore, found.name, delete_data=owns_files(found))
 
     def _truncate(self, table: TableObject, partitions: Sequence[str], write_id: int) -> None:
         """Truncate a table, or `partitions` if there are any. The files of external tables are copied by difference."""
@@ -259,7 +258,7 @@ class Definitions:
             return
         if table.kind.is_transactional and write_id > 0:
             truncate_in_transaction(self._metastore, table.name, partitions, write_id)
-        elif table.kind is not TableKind.EXTERNAL:
+        elif source_kind(table) is not TableKind.EXTERNAL:
             truncate_at_once(self._metastore, table.name, partitions)
 
     def _external(self, location: str) -> str:
@@ -280,7 +279,7 @@ class Definitions:
 
     def _location(self, table: TableObject, partition: PartitionObject) -> str:
         """Return the location of a new partition."""
-        if table.kind is TableKind.EXTERNAL:
+        if source_kind(table) is TableKind.EXTERNAL:
             return self._external(partition.location)
         return child(table.location, table.partition_name(partition.values))
 
@@ -319,7 +318,7 @@ class Definitions:
         for member in described:
             if member.values in existing:
                 old = existing[member.values]
-                location = self._external(member.location) if table.kind is TableKind.EXTERNAL else old.location
+                location = self._external(member.location) if source_kind(table) is TableKind.EXTERNAL else old.location
                 changed.append(member.copied(table.name, location, self._parameters(member.parameters, old.parameters)))
                 if write_id > 0:
                     changed[-1].raw.writeId = write_id
@@ -338,7 +337,7 @@ class Definitions:
                 found.partition_name([values[key] for key in found.partition_columns])
                 for values in message["partitions"]
             ]
-            delete_data = found.kind not in _WITHOUT_DATA
+            delete_data = owns_files(found)
             drop_partitions(self._metastore, found.name, names, delete_data=delete_data)
 
     # --- statistics, constraints and functions

@@ -7,7 +7,8 @@ the dump, or the dump does not contain the state.
 
 A table that cannot be followed by events is bootstrapped in the dump: one that has come into scope, one that the
 target asks for, one of which a file has vanished, one that is written in transaction batches, one whose TRUNCATE has
-not ended in the events, and one that was external or in another directory. It is listed in a snapshot after the last
+not ended in the events, one that was external or in another directory, and a managed one without transactions that was
+written. It is listed in a snapshot after the last
 event of the dump, as in a dump of the whole database, and its events are left out.
 """
 
@@ -65,7 +66,7 @@ def dump_incremental(
     """Write the manifest of the changes into the dump's directory; return the metadata with which it is finished.
 
     May be repeated for the same dump. The dump ends early if `stop` is set. Raises EventsExpired if the log lacks
-    events, ReplicationError if a change cannot be replicated, WritersActive, TransactionAborted if the snapshot of
+    events, WritersActive, TransactionAborted if the snapshot of
     bootstrapped tables was lost, so that the dump must be repeated, and the errors of the metastore and the storages.
     """
     state = dump.state

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from ingestd.hive.client import Metastore
 from ingestd.hive.events import Event, EventLog
 from ingestd.hive.objects import TableObject
+from ingestd.replication.marks import source_kind
 
 # Types of events that change neither a definition nor the set of partitions.
 _SKIPPED = (
@@ -68,7 +69,7 @@ class UnreplayedChanges:
 def compare_definitions(original: TableObject, copy: TableObject) -> list[str]:
     """Return the differences between the definitions of two tables that matter to a reader."""
     pairs = [
-        ("kind", original.kind.value, copy.kind.value),
+        ("kind", original.kind.value, source_kind(copy).value),
         ("columns", _fields(original.raw.sd.cols), _fields(copy.raw.sd.cols)),
         ("partition columns", _fields(original.raw.partitionKeys), _fields(copy.raw.partitionKeys)),
         ("input format", original.raw.sd.inputFormat, copy.raw.sd.inputFormat),

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from ingestd.errors import ReplicationError
 from ingestd.hive import replay
+from ingestd.hive.objects import TableKind, TableObject
 
 SOURCE_FOR = "repl.source.for"
 """On a source: the policies that dump it, separated by commas. Makes the change manager keep removed files."""
@@ -38,6 +39,9 @@ may contain changes. The replay accepts that it has them already."""
 IDENTITY = "ingestd.repl.identity"
 """On a table that was copied as a whole: the id that the source's metastore had given to it. Another table of the same
 name, before or after it, has another id."""
+IN_WAREHOUSE = "ingestd.repl.in.warehouse"
+"""On a table: `true` if it is a managed table without transactions on the source. A metastore 4 makes an external table
+of it, whose directory is in the warehouse, and contains nothing but the copy."""
 
 _OF_REPLICATION = ("repl.", "hive.repl.", "ingestd.repl.", "bootstrap.dump.state.")
 
@@ -53,6 +57,22 @@ def last_event(parameters: Mapping[str, str]) -> int | None:
     except ValueError as error:
         hint = "restore the number, or drop the target database and bootstrap again"
         raise ReplicationError(f"the property {LAST_ID} is {text!r}, which is not a number", hint=hint) from error
+
+
+def source_kind(table: TableObject) -> TableKind:
+    """Return the kind that a table of the target has on the source."""
+    is_translated = table.kind is TableKind.EXTERNAL and IN_WAREHOUSE in table.parameters
+    return TableKind.MANAGED if is_translated else table.kind
+
+
+def owns_files(table: TableObject) -> bool:
+    """Return whether the files of a table of the target are removed with it."""
+    return source_kind(table) not in (TableKind.EXTERNAL, TableKind.STORAGE_HANDLER)
+
+
+def marks_of_kind(source: TableObject) -> dict[str, str]:
+    """Return the marks of the copy of a table because of its kind on the source."""
+    return {IN_WAREHOUSE: "true"} if source.kind is TableKind.MANAGED else {}
 
 
 def without_marks(parameters: Mapping[str, str]) -> dict[str, str]:

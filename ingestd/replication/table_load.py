@@ -48,14 +48,21 @@ from ingestd.replication.manifest import (
     PartitionRecord,
     TableRecord,
 )
-from ingestd.replication.marks import CHECKPOINT, IDENTITY, LOADING, without_marks
+from ingestd.replication.marks import (
+    CHECKPOINT,
+    IDENTITY,
+    LOADING,
+    marks_of_kind,
+    owns_files,
+    source_kind,
+    without_marks,
+)
 from ingestd.replication.report import Copied
 from ingestd.replication.transfer import CopyFile
 from ingestd.storage.contract import child
 
 _FILES_AT_ONCE = 100_000
 _PARTITIONS_AT_ONCE = 1000
-_LOCATED_ELSEWHERE = (TableKind.EXTERNAL, TableKind.STORAGE_HANDLER)
 _LOADING_PREFIX = "ingestd_loading_"
 _PLAIN_NAME = re.compile(r"[a-z0-9_]{1,200}")
 
@@ -148,7 +155,8 @@ class TableLoad:
             found = None
         if found is None:
             table = TableObject.parse(record.text)
-            parameters = {**without_marks(table.parameters), **self.marks, LOADING: self.dump}
+            parameters = {**without_marks(table.parameters), **marks_of_kind(table), **self.marks}
+            parameters[LOADING] = self.dump
             if table.identity:
                 parameters[IDENTITY] = table.identity
             create_table(metastore, table.copied(name, self._location(table), parameters))
@@ -186,7 +194,7 @@ class TableLoad:
         """
         found = find_table(self.target.metastore, name)
         if found is not None:
-            drop_table(self.target.metastore, name, delete_data=found.kind not in _LOCATED_ELSEWHERE)
+            drop_table(self.target.metastore, name, delete_data=owns_files(found))
 
     def _location(self, table: TableObject) -> str | None:
         """Return the location of a new table; None lets the metastore choose one in its warehouse."""
@@ -257,10 +265,9 @@ class TableLoad:
         copies = []
         for record in records:
             partition = PartitionObject.parse(record.text)
-            is_external = placed.table.kind is TableKind.EXTERNAL
             location = (
                 target_location(partition.location, self.external_base)
-                if is_external
+                if source_kind(placed.table) is TableKind.EXTERNAL
                 else placed.location(record.partition)
             )
             parameters = {**without_marks(partition.parameters), CHECKPOINT: self.dump}

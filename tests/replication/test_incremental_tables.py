@@ -8,18 +8,28 @@ from pathlib import Path
 from shutil import rmtree
 
 import pytest
+from hive_metastore import ttypes
 
 from ingestd.hive.events import EventLog
-from ingestd.hive.objects import TableObject, drop_table, table_names
+from ingestd.hive.objects import (
+    PartitionObject,
+    TableObject,
+    add_partitions,
+    drop_table,
+    find_partitions,
+    table_names,
+)
 from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import abort, allocate, begin, commit
 from ingestd.replication.bootstrap_dump import DumpStep
 from ingestd.replication.incremental_load import ReplayStep
+from ingestd.replication.lag import compare_definitions
 from ingestd.replication.scope import Scope
 from ingestd.storage.contract import NotFound, child
 from ingestd.storage.local import local_path
 from ingestd.storage.storages import Storages
-from tests.support.replica import Replica
+from tests.support.files import files_below
+from tests.support.replica import Replica, Side
 from tests.support.replica_changes import DELETE, INSERT, alter, assert_same, renamed, truncate, with_column
 from tests.support.replica_copying import new_copying
 from tests.support.replica_following import Following, place_files, write
@@ -165,6 +175,55 @@ def test_external_table_when_it_becomes_transactional_then_the_cycle_copies_it(f
     write(side, name, INSERT)
     assert following.cycle().bootstrapped == ()
     assert_same(following)
+
+
+def test_managed_table_without_transactions_when_written_then_each_cycle_copies_it(following: Following) -> None:
+    side, names = following.replica.source, [following.name("t"), following.name("parted")]
+    for name in names:
+        make_table(side.metastore, name, parameters={}, partitioned=name.table == "parted")
+        alter(following, name, _managed)
+        _overwrite(side, name, "000000_0")
+    following.dump()
+    report = following.load()
+    assert (report.bootstrapped, report.lost) == (("parted", "t"), ())
+    for name in names:
+        _overwrite(side, name, "000001_0")
+    assert following.cycle().bootstrapped == ("parted", "t")
+    target = following.replica.target.metastore
+    for name, directory in zip(names, ("", "day=a"), strict=True):
+        copied = table_of(target, TableName(following.target, name.table))
+        place = local_path(copied.location)
+        assert {str(file.relative_to(place)) for file in files_below(place)} == {f"{directory}/000001_0".lstrip("/")}
+        if directory:
+            (partition,) = find_partitions(target, copied.name, [directory])
+            assert partition.location == f"{copied.location}/{directory}"
+        assert compare_definitions(table_of(side.metastore, name), copied) == []
+        drop_table(side.metastore, name, delete_data=True)
+        following.cycle()
+        assert not place.exists()
+
+
+def _managed(table: TableObject) -> None:
+    left = {"EXTERNAL", "TRANSLATED_TO_EXTERNAL", "external.table.purge"}
+    table.raw.tableType = "MANAGED_TABLE"
+    table.raw.parameters = {key: value for key, value in table.parameters.items() if key not in left}
+
+
+def _overwrite(side: Side, name: TableName, file: str) -> None:
+    """Write a file to a table without transactions, or to its partition, in place of the others, and announce it."""
+    table = table_of(side.metastore, name)
+    place, values = local_path(table.location), list[str]()
+    if table.partition_columns:
+        place, values = place / "day=a", ["a"]
+        partition = PartitionObject(ttypes.Partition(values=values, sd=table.raw.sd, parameters={}, writeId=0))
+        add_partitions(side.metastore, table, [partition.copied(name, f"{table.location}/day=a", {})])
+    rmtree(place, ignore_errors=True)
+    place.mkdir()
+    (place / file).write_text(file)
+    insert = ttypes.InsertEventRequestData(filesAdded=[f"file:{place}/{file}"], replace=True)
+    event = ttypes.FireEventRequestData(insertData=insert)
+    request = ttypes.FireEventRequest(True, event, name.database, name.table, values or None)
+    side.metastore.call("fire_listener_event", request)
 
 
 def _transactional(table: TableObject) -> None:
