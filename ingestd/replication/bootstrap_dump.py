@@ -59,6 +59,7 @@ from ingestd.replication.manifest import (
     ManifestWriter,
     PartitionRecord,
     TableRecord,
+    WithoutDirectoryRecord,
 )
 from ingestd.replication.marks import PENDING
 from ingestd.replication.source_marks import require_source
@@ -208,7 +209,8 @@ class TableListing:
 
         There are none if the table or partition was dropped or renamed, because its event follows. A metastore renames
         a directory before its partition, so the dump waits for that. A directory that is still missing then has no rows
-        for Hive, which creates it when it writes there.
+        for Hive, which creates it when it writes there; or the metastore hangs, and the load must copy the table again
+        if the rename follows (WITHOUT_DIRECTORY).
         """
         found = self._list(table, locations, ids)
         longest = Deadline.after(_RENAME_SECONDS)
@@ -226,6 +228,7 @@ class TableListing:
                     self._require_above(table, locations[name])
                     found[name] = []
                     without_directory.append(name)
+                    self.writer.add(WithoutDirectoryRecord(table.name.table, name))
         if without_directory:
             first, count = locations[without_directory[0]], len(without_directory)
             _log.warning("the dump has no rows of %d missing directories of the table %s: %s", count, table.name, first)

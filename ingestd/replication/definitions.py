@@ -58,7 +58,7 @@ from ingestd.replication.cycle_plan import Outcome, is_move, is_truncation, writ
 from ingestd.replication.event_records import EventRecord
 from ingestd.replication.exact_statistics import inexact
 from ingestd.replication.external import target_location
-from ingestd.replication.marks import READ_ONLY, SETTLED, owns_files, source_kind, without_marks
+from ingestd.replication.marks import READ_ONLY, SETTLED, WITHOUT_DIRECTORY, owns_files, source_kind, without_marks
 from ingestd.replication.target_objects import TargetObjects
 from ingestd.storage.contract import child
 
@@ -230,6 +230,9 @@ class Definitions:
         found = self.table(table)
         if found is None:
             return
+        if name != table and WITHOUT_DIRECTORY in found.parameters:
+            self._lose(name, f"it was being renamed from {table} when it was copied")
+            return
         write_id = write_id_of(message)
         if is_truncation(message):
             self._truncate(found, (), write_id)
@@ -292,7 +295,9 @@ class Definitions:
             existing = self._existing(found, [before.values, after.values])
             old = existing.get(before.values)
             is_settled = int(found.parameters.get(SETTLED, 0)) < self._event
-            if self._accepts_missing and (not is_settled or old is None or after.values in existing):
+            is_empty = old is not None and WITHOUT_DIRECTORY in old.parameters
+            is_uncertain = not is_settled or old is None or after.values in existing
+            if is_empty or (self._accepts_missing and is_uncertain):
                 self._lose(table, f"the partition {found.partition_name(before.values)} was renamed meanwhile")
             elif old is not None:
                 renamed = after.copied(found.name, old.location, _with_marks(after.parameters, old.parameters))

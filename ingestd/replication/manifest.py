@@ -111,6 +111,15 @@ class AbortedRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class WithoutDirectoryRecord:
+    """A partition, or a table if `partition` is '', that is listed as empty because its directory was missing."""
+
+    kind: ClassVar[str] = "without_directory"
+    table: str
+    partition: str
+
+
+@dataclass(frozen=True, slots=True)
 class ExternalRecord:
     """The number of lines of `_external_tables_info` (`external.py`), which is no file of records."""
 

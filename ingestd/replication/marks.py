@@ -39,6 +39,9 @@ may contain changes. The replay accepts that it has them already."""
 IDENTITY = "ingestd.repl.identity"
 """On a table that was copied as a whole: the id that the source's metastore had given to it. Another table of the same
 name, before or after it, has another id."""
+WITHOUT_DIRECTORY = "ingestd.repl.without.directory"
+"""On a table or partition: `true` if it was copied as empty because its directory was missing. Perhaps the source's
+metastore had renamed the directory, and not yet the table or partition."""
 IN_WAREHOUSE = "ingestd.repl.in.warehouse"
 """On a table: `true` if it is a managed table without transactions on the source. A metastore 4 makes an external table
 of it, whose directory is in the warehouse, and contains nothing but the copy."""

@@ -34,7 +34,7 @@ from ingestd.hive.objects import (
     find_table,
 )
 from ingestd.hive.replay import Replay
-from ingestd.hive.tables import TableName
+from ingestd.hive.tables import WHOLE_TABLE, TableName
 from ingestd.hive.write_ids import parse
 from ingestd.replication.cluster import Cluster
 from ingestd.replication.copy import Copier, Progress
@@ -47,11 +47,13 @@ from ingestd.replication.manifest import (
     Manifest,
     PartitionRecord,
     TableRecord,
+    WithoutDirectoryRecord,
 )
 from ingestd.replication.marks import (
     CHECKPOINT,
     IDENTITY,
     LOADING,
+    WITHOUT_DIRECTORY,
     marks_of_kind,
     owns_files,
     source_kind,
@@ -139,9 +141,17 @@ class TableLoad:
     def create(self, left_out: Container[str]) -> dict[str, Placed]:
         """Create the tables, except some; return them by their names on the source."""
         records = (record for record in self.manifest.read(TableRecord) if record.table not in left_out)
-        return {record.table: self._create(record) for record in records}
+        without_directory = self._without_directory()
+        return {record.table: self._create(record, without_directory[record.table, WHOLE_TABLE]) for record in records}
 
-    def _create(self, record: TableRecord) -> Placed:
+    def _without_directory(self) -> Mapping[tuple[str, str], dict[str, str]]:
+        """Return the marks of tables and partitions whose directories were missing, by their names."""
+        found: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+        for record in self.manifest.read(WithoutDirectoryRecord):
+            found[record.table, record.partition] = {WITHOUT_DIRECTORY: "true"}
+        return found
+
+    def _create(self, record: TableRecord, marks: Mapping[str, str]) -> Placed:
         metastore = self.target.metastore
         final = find_table(metastore, TableName(self.database, record.table))
         if final is not None and final.parameters.get(CHECKPOINT) == self.dump:
@@ -155,7 +165,7 @@ class TableLoad:
             found = None
         if found is None:
             table = TableObject.parse(record.text)
-            parameters = {**without_marks(table.parameters), **marks_of_kind(table), **self.marks}
+            parameters = {**without_marks(table.parameters), **marks_of_kind(table), **marks, **self.marks}
             parameters[LOADING] = self.dump
             if table.identity:
                 parameters[IDENTITY] = table.identity
@@ -251,17 +261,20 @@ class TableLoad:
 
     def complete(self, placed: Mapping[str, Placed]) -> None:
         """Create the partitions of tables whose files are in place, and mark the tables as complete."""
+        without_directory = self._without_directory()
         for name, records in groupby(self.manifest.read(PartitionRecord), key=lambda record: record.table):
             if name in placed and not placed[name].is_complete:
                 while some := list(islice(records, _PARTITIONS_AT_ONCE)):
-                    self._add_partitions(placed[name], some)
+                    self._add_partitions(placed[name], some, without_directory)
                     self.observe(LoadStep.PARTITIONS)
         for target in placed.values():
             if not target.is_complete:
                 self._mark_complete(target.table.name)
         self.observe(LoadStep.COMPLETE)
 
-    def _add_partitions(self, placed: Placed, records: list[PartitionRecord]) -> None:
+    def _add_partitions(
+        self, placed: Placed, records: list[PartitionRecord], marks: Mapping[tuple[str, str], dict[str, str]]
+    ) -> None:
         copies = []
         for record in records:
             partition = PartitionObject.parse(record.text)
@@ -270,7 +283,8 @@ class TableLoad:
                 if source_kind(placed.table) is TableKind.EXTERNAL
                 else placed.location(record.partition)
             )
-            parameters = {**without_marks(partition.parameters), CHECKPOINT: self.dump}
+            parameters = {**without_marks(partition.parameters), **marks[record.table, record.partition]}
+            parameters[CHECKPOINT] = self.dump
             copies.append(partition.copied(placed.table.name, location, parameters))
         add_partitions(self.target.metastore, placed.table, copies)
 

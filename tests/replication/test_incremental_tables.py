@@ -19,6 +19,7 @@ from ingestd.hive.objects import (
     find_partitions,
     table_names,
 )
+from ingestd.hive.partitions import rename_partition
 from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import abort, allocate, begin, commit
 from ingestd.replication.bootstrap_dump import DumpStep
@@ -72,8 +73,11 @@ def test_table_when_compacted_before_the_dump_then_the_cycle_copies_it(following
     assert_same(following)
 
 
-def test_directory_when_missing_then_copied_as_empty_unless_the_one_above_is_missing_too(following: Following) -> None:
+def test_directory_when_missing_then_copied_as_empty_and_copied_again_if_it_was_being_renamed(
+    following: Following,
+) -> None:
     side, name = following.replica.source, following.name("parted")
+    copied = TableName(following.target, "parted")
     _fill(following, "parted", "other")
     following.cycle()
     insert(side, name, [(4, "a")])
@@ -82,13 +86,22 @@ def test_directory_when_missing_then_copied_as_empty_unless_the_one_above_is_mis
     with pytest.raises(NotFound, match="is mounted"):
         following.dump()
     unmounted.rename(place)
-    rmtree(place / "day=a")
+    renaming = (place / "day=a").rename(place / "_renaming")
     report = following.cycle()
     assert (report.bootstrapped, report.lost) == (("parted",), ())
-    assert read_rows(following.replica.target.metastore, TableName(following.target, "parted")) == [(2, "b:c")]
+    assert read_rows(following.replica.target.metastore, copied) == [(2, "b:c")]
     (place / "day=a").mkdir()  # Hive creates it, the streaming API does not
     insert(side, name, [(5, "a")])
     assert following.cycle().bootstrapped == ()
+    assert read_rows(following.replica.target.metastore, copied) == [(2, "b:c"), (5, "a")]
+    for written in renaming.iterdir():  # now the metastore ends the rename
+        written.rename(place / "day=a" / written.name)
+    (partition,) = find_partitions(side.metastore, name, ["day=a"])
+    partition.raw.values = ["z"]
+    rename_partition(side.metastore, name, ["a"], partition.raw)
+    assert following.cycle().lost == ("parted",)
+    assert following.cycle().bootstrapped == ("parted",)
+    assert read_rows(following.replica.target.metastore, copied) == read_rows(side.metastore, name)
     assert_same(following)
 
 
