@@ -7,6 +7,7 @@ it was copied from this version of the source.
 
 The record is a hidden file of the target, so it disappears with it. Times of source and target are never compared,
 because their clocks differ. Files whose names begin with `_` or `.` are neither copied nor removed: Hive ignores them.
+Only the temporary files of copies that were killed are removed from the target.
 """
 
 from __future__ import annotations
@@ -73,11 +74,15 @@ class MirrorResult:
 
 @dataclass(slots=True)
 class _Tree:
-    """The visible files and directories below a root by their relative paths; the root itself is not included."""
+    """The visible files and directories below a root by their relative paths; the root itself is not included.
+
+    `temporary` are files of copies, which are hidden.
+    """
 
     exists: bool = True
     files: dict[str, Version] = field(default_factory=dict)
     directories: set[str] = field(default_factory=set)
+    temporary: set[str] = field(default_factory=set)
 
 
 class Mirrors:
@@ -145,6 +150,8 @@ class Mirrors:
                     if entry.is_directory:
                         trees[root].directories.add(inner)
                         below.append((root, inner))
+                    elif _is_temporary(entry):
+                        trees[root].temporary.add(inner)
                     else:
                         trees[root].files[inner] = Version(entry.size, entry.version)
             level = below
@@ -166,7 +173,7 @@ def _list_in_task(storages: Reference[Storages], directories: Sequence[str]) -> 
 
 
 def _list(storages: Storages, directories: Sequence[str]) -> list[list[Entry] | None]:
-    """Return the visible entries of each directory; None for one that does not exist."""
+    """Return the visible entries of each directory, and temporary files; None for one that does not exist."""
 
     def entries(directory: str) -> list[Entry] | None:
         storage = storages.at(directory)
@@ -176,9 +183,13 @@ def _list(storages: Storages, directories: Sequence[str]) -> list[list[Entry] | 
             return None
         if not found and not storage.exists(directory):  # an object store cannot tell the difference in a listing
             return None
-        return [entry for entry in found if not is_hidden(entry.name)]
+        return [entry for entry in found if not is_hidden(entry.name) or _is_temporary(entry)]
 
     return run_all([partial(entries, directory) for directory in directories], _THREADS)
+
+
+def _is_temporary(entry: Entry) -> bool:
+    return entry.name.startswith(TEMPORARY) and not entry.is_directory
 
 
 class _Update:
@@ -199,6 +210,7 @@ class _Update:
         A new file is recorded before it is copied: if it exists after a crash, it is complete. So an update that was
         killed is continued. A file that replaces one of the same length is recorded afterwards.
         """
+        self._remove_files(self._target.temporary)
         self._remove_obstacles()
         self._record = _read_record(self._storage, self.pair)
         expected = dict(self.source.files)

@@ -57,8 +57,16 @@ def test_mirror_when_files_are_added_changed_and_removed_then_the_target_follows
     assert (first.copied, first.copied_bytes, first.removed) == (4, 20, 0)
     assert _tree(root, pair.target) == visible
 
+    for directory in ("source", "base/target"):
+        _put(root, f"{directory}/p=1/.ingestd-copy-killed", b"fir")
     idle = _update(root.storages, pair)
     assert (idle.copied, idle.removed) == (0, 0)
+    hidden = [
+        entry.name
+        for directory in (pair.source, pair.target)
+        for entry in root.storages.at(root.uri).entries(child(directory, "p=1"))
+    ]
+    assert hidden.count(".ingestd-copy-killed") == 1  # the source's
 
     _put(root, "source/a", b"other")  # of the same length
     _put(root, "source/p=1/b", b"longer content")
