@@ -252,7 +252,7 @@ class Engine:
                 job.is_cancelled |= job.group == group
 
     def await_tasks(self, group: JobGroup) -> None:
-        """Wait until no task of the jobs of a group runs any more, for at most `EngineLimits.cancel_seconds`.
+        """Wait until no task of the jobs of a group runs, for at most `EngineLimits.cancel_seconds`, or until `stop`.
 
         Spark ends a job that fails or is cancelled at once, and kills its tasks some seconds later. Without the JVM,
         there are no tasks, or nobody knows of them.
@@ -260,8 +260,9 @@ class Engine:
         deadline = Deadline.after(self._limits.cancel_seconds)
         with suppress(*GATEWAY_ERRORS, EngineLost):
             tracker = self._session.context().statusTracker()
-            while not deadline.passed and _active_tasks(tracker, group):
-                pause(_TASKS_SECONDS, self._stopped)
+            while not deadline.passed and _has_tasks(tracker, group):
+                if pause(_TASKS_SECONDS, self._stopped):
+                    return
 
     def kill(self, reason: str) -> None:
         """Kill the JVM and its child processes; calls in progress raise EngineLost with this reason."""
@@ -404,10 +405,13 @@ class Engine:
         )
 
 
-def _active_tasks(tracker: StatusTracker, group: JobGroup) -> int:
-    jobs = map(tracker.getJobInfo, tracker.getJobIdsForGroup(str(group)))
-    stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
-    return sum(stage.numActiveTasks for stage in stages if stage is not None)
+def _has_tasks(tracker: StatusTracker, group: JobGroup) -> bool:
+    """Return whether tasks of a group run, or Spark may not know it yet, because the end of a job is not processed."""
+    found = map(tracker.getJobInfo, tracker.getJobIdsForGroup(str(group)))
+    jobs = [job for job in found if job is not None]
+    stages = [tracker.getStageInfo(stage) for job in jobs for stage in job.stageIds]
+    is_running = any(job.status == "RUNNING" for job in jobs)
+    return is_running or any(stage.numActiveTasks for stage in stages if stage is not None)
 
 
 def _remove_stored(sent: RDD[Any]) -> None:
