@@ -111,6 +111,8 @@ _FIXED_IN_DUMP = {
     "hive.repl.include.materialized.views": "false",
     "hive.repl.run.data.copy.tasks.on.target": "true",
 }
+# One copy covers all files of a cycle, and is distributed by their number and bytes.
+_WITHOUT_EFFECT = ("hive.exec.parallel.thread.number", "hive.repl.approx.max.load.tasks")
 _FIXED_IN_LOAD = {"hive.repl.run.data.copy.tasks.on.target": "true"}
 
 
@@ -131,9 +133,10 @@ def _values(
             except ValueError as error:
                 raise ConfigError(f"{error}, not {text!r}", where=key) from error
         else:
-            raise ConfigError(
-                f"{statement} has no setting of this name", where=key, hint=_similar(key, (*known, *fixed))
-            )
+            hint = _similar(key, (*known, *fixed))
+            if key in _WITHOUT_EFFECT:
+                hint = f"remove it; all files of a cycle are copied together, and {_BANDWIDTH_KEY} limits that"
+            raise ConfigError(f"{statement} has no setting of this name", where=key, hint=hint)
     if ROOT_KEY not in values:
         hint = f"write WITH ('{ROOT_KEY}'='hdfs://nameservice/user/hive/repl'), with the same value on both sides"
         raise ConfigError("is missing", where=ROOT_KEY, hint=hint)

@@ -164,6 +164,7 @@ def test_settings_when_given_then_have_an_effect() -> None:
         ("hive.repl.bootstrap.dump.open.txn.timeout", "soon", "must be a duration"),
         ("ingestd.repl.hold", "true", "must be a duration"),
         ("hive.repl.retain.prev.dump.dir", "maybe", "must be true or false"),
+        ("hive.exec.parallel.thread.number", "8", "remove it; all files of a cycle are copied together"),
         ("hive.repl.replica.external.table.base.dir", "file:/x", "REPL DUMP has no setting of this name"),
     ],
 )
