@@ -247,6 +247,7 @@ def _report(step: str, result: Result, output: Output) -> None:
             "last_event": result.last_event or None,
             "counts": {name.lower(): done for name, (done, _) in counts.items()},
             "lost": list(result.lost),
+            "missing": list(result.missing),
         }
         print_json(document)
     elif result.skipped:
@@ -257,3 +258,5 @@ def _report(step: str, result: Result, output: Output) -> None:
         click.echo(f"directory: {result.progress.directory}")
         for name in result.lost:
             click.echo(f"table {name}: files of the source have vanished; the next dump contains all of it", err=True)
+        for directory in result.missing:
+            click.echo(f"{directory} does not exist; the copy of this external table keeps its files", err=True)

@@ -77,9 +77,15 @@ _GAUGES: Sequence[tuple[str, str, Callable[[PolicyStatus], float | None]]] = (
         "Time since the last execution that was successful or had nothing to do",
         _since_success,
     ),
+    (
+        "ingestd_policy_missing_directories",
+        "Directories of external tables that the source lacked in the last successful load",
+        lambda found: found.complete.counts.get("MISSING", (0, 0))[0] if found.complete else None,
+    ),
 )
 _COUNTERS = {
     "EVENTS": "Events that executions of this process have dumped or loaded",
     "FILES": "Files that loads of this process have copied, or found to be there",
     "BYTES": "Bytes that loads of this process have copied",
+    "POSTPONED": "Files of external tables that changed while loads of this process copied them",
 }

@@ -80,7 +80,10 @@ def _judged(status: PolicyStatus, ttl: float) -> Verdict:
         fix = f"find out why the target does not load, or keep events longer ({_TTL_KEY})"
         return warning(f"{evidence}, and the metastore removes events after {ttl:.0f} s", fix)
     if state is State.FAILED or status.problem:
-        return warning(evidence, f"see `ingestd policy executions {name}`; the next execution tries again")
+        fix = f"see `ingestd policy executions {name}`; the next execution tries again"
+        if status.problem and status.problem == status.left_out:
+            fix = "create the missing directories, or drop their tables; the copy of an empty directory becomes empty"
+        return warning(evidence, fix)
     return ok(evidence)
 
 

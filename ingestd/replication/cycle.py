@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a step has done: the done and the known number by name (TABLES, EVENTS, FILES, BYTES), and the dump.
+    """What a step has done: the done and the known number by name (`Run.counts`), and the dump.
 
     `dump_execution` is the id of the execution that made the dump, 0 by hand.
     """
@@ -52,12 +52,14 @@ class Result:
     """A step that is complete. `skipped` is the reason if there was nothing to do; then the rest is not set.
 
     `last_event` is the last event that the dump contains. The tables `lost` could not be loaded, because files of the
-    source have vanished; the next dump contains all of them.
+    source have vanished; the next dump contains all of them. The source lacks the directories `missing` of external
+    tables.
     """
 
     progress: Progress
     last_event: int = 0
     lost: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
     skipped: str = ""
 
 
@@ -173,10 +175,12 @@ def load(
         report = _marking(directory, begun, step, run)
     finally:
         copier.close()
-    counts.set("BYTES", report.bytes, report.bytes)
+    for name, number in {"BYTES": report.bytes, "POSTPONED": report.postponed, "MISSING": len(report.missing)}.items():
+        if number or name == "BYTES":
+            counts.set(name, number, number)
     step.confirm()
     directory.finish_load(begun)
-    return Result(counts.progress, metadata.to_event, report.lost)
+    return Result(counts.progress, metadata.to_event, report.lost, report.missing)
 
 
 def resume(cluster: Cluster, statement: ReplDump | ReplLoad, *, bootstrap: bool) -> list[str]:

@@ -210,10 +210,13 @@ class Running:
             reason=result.skipped,
             last_event=result.last_event,
             lost=result.lost,
+            missing=result.missing,
         )
         (policy_events.policy_skipped if result.skipped else policy_events.policy_finished)(self._run)
         if result.lost:
             policy_events.policy_lost_tables(self._run)
+        if result.missing:
+            policy_events.policy_missing_directories(self._run)
 
     def _fail(self, error: IngestdError) -> None:
         is_final = cycle.is_final(error) or isinstance(error, PolicyDefect)

@@ -65,6 +65,13 @@ def policy_lost_tables(run: Run) -> None:
     _log.warning("policy_lost_tables", policy=run.policy, execution=run.execution, tables=list(run.lost))
 
 
+def policy_missing_directories(run: Run) -> None:
+    """Log the directories of external tables that the source lacks; their copies keep their files."""
+    _log.warning(
+        "policy_missing_directories", policy=run.policy, execution=run.execution, directories=list(run.missing)
+    )
+
+
 def policy_skipped(run: Run) -> None:
     """Log an execution that had nothing to do, because it waits for the other side."""
     _log.info("policy_skipped", policy=run.policy, execution=run.execution, cause=run.reason)

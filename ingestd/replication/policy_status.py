@@ -7,7 +7,7 @@ report the same. What cannot be read is reported as a problem of the policy, and
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from ingestd.clock import now
@@ -60,7 +60,10 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class PolicyStatus:
-    """A policy with its executions, the latest first. `problem` is the last error, '' if there is none."""
+    """A policy with its executions, the latest first.
+
+    `problem` is the last error, or what the last successful execution has left out; '' if there is neither.
+    """
 
     policy: Policy
     state: State
@@ -72,6 +75,20 @@ class PolicyStatus:
     def last(self) -> Run | None:
         """The latest execution of the last seven days."""
         return self.runs[0] if self.runs else None
+
+    @property
+    def complete(self) -> Run | None:
+        """The latest execution that was successful, and had something to do."""
+        return next((run for run in self.runs if run.status is Status.SUCCESS), None)
+
+    @property
+    def left_out(self) -> str:
+        """What the last successful execution could not copy; '' if that is nothing."""
+        run = self.complete
+        if run is None or not run.missing:
+            return ""
+        more = f" and {run.counts['MISSING'][0] - 1} more" if len(run.missing) > 1 else ""
+        return f"the source lacks directories of external tables, whose copies keep their files: {run.missing[0]}{more}"
 
 
 def read_statuses(cluster: Cluster, policies: Policies, schedules: Schedules) -> Iterator[PolicyStatus]:
@@ -102,7 +119,8 @@ def read_status(cluster: Cluster, policy: Policy, schedules: Schedules, timeout_
     problem = marker or (last.error if last else "")
     if not problem and last is not None and _is_lost(last, timeout_seconds):
         problem = f"execution {last.execution} has ended without a result: its worker was killed or suspended"
-    return PolicyStatus(policy, _state(policy, runs, marker, timeout_seconds), runs, lag, problem)
+    status = PolicyStatus(policy, _state(policy, runs, marker, timeout_seconds), runs, lag, problem)
+    return status if problem else replace(status, problem=status.left_out)
 
 
 def _state(policy: Policy, runs: Sequence[Run], marker: str, timeout_seconds: float) -> State:

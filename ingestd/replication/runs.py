@@ -1,9 +1,9 @@
 """What a policy did in one execution, as `sys.replication_metrics` shows it.
 
 Invariant: the JSON texts have the fields of Hive's (ReplicationMetric, Metadata, Progress), so that queries written for
-Hive's replication work. In a stage, the fields `namespace`, `updateTime`, `reason`, `error`, `errorClass` and
-`lostTables`, and the metrics FILES and BYTES, are ingestd's. The metastore keeps the rows by the name of the policy,
-whatever its namespace.
+Hive's replication work. In a stage, the fields `namespace`, `updateTime`, `reason`, `error`, `errorClass`,
+`lostTables` and `missingDirectories`, and the metrics FILES, BYTES, POSTPONED and MISSING, are ingestd's. The metastore
+keeps the rows by the name of the policy, whatever its namespace.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from ingestd.hive.schedules import MetricRow
 
 _TEXT_LENGTH = 1000
-_MOST_TABLES = 16
+_MOST_NAMES = 16
 
 
 class Status(str, Enum):
@@ -48,9 +48,12 @@ class Run:
 
     `database` is the one that the step reads or writes, and `phase` is Hive's name, '' before it is known. `directory`
     is that of the dump, and `last_event` the last event that it contains. `began`, `ended` and `updated`, the time when
-    this was stored, are Unix times. `counts` has the done and the known number of TABLES, EVENTS, FILES and BYTES.
+    this was stored, are Unix times. `counts` has the done and the known number of TABLES, EVENTS, FILES and BYTES;
+    of POSTPONED, files of external tables that changed while they were copied, so that the next cycle copies them; and
+    of MISSING, directories of external tables that the source lacks, so that their copies keep their files.
     `reason` says why an execution was skipped, and `error` why it has failed; `marker` is the file that stops the
-    policy, if there is one. `lost` names tables that the next dump contains as a whole; at most 16 are stored.
+    policy, if there is one. `lost` names tables that the next dump contains as a whole, and `missing` has the
+    directories of MISSING; at most 16 of each are stored.
     """
 
     execution: int
@@ -72,6 +75,7 @@ class Run:
     marker: str = ""
     dump_execution: int = 0
     lost: Sequence[str] = ()
+    missing: Sequence[str] = ()
 
     def row(self) -> MetricRow:
         """Return the row that the metastore stores."""
@@ -95,7 +99,8 @@ class Run:
             "reason": self.reason[:_TEXT_LENGTH] or None,
             "error": self.error[:_TEXT_LENGTH] or None,
             "errorClass": self.error_class or None,
-            "lostTables": list(self.lost[:_MOST_TABLES]),
+            "lostTables": list(self.lost[:_MOST_NAMES]),
+            "missingDirectories": list(self.missing[:_MOST_NAMES]),
         }
         progress = {"status": self.status.value, "stages": [stage]}
         return MetricRow(self.execution, self.policy, json.dumps(metadata), json.dumps(progress), self.dump_execution)
@@ -129,6 +134,7 @@ class Run:
                 stage.get("errorLogPath") or "",
                 row.dump_execution,
                 tuple(stage.get("lostTables") or ()),
+                tuple(stage.get("missingDirectories") or ()),
             )
         except (KeyError, IndexError, TypeError, ValueError):
             return None

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from ingestd.clock import now
+from ingestd.daemon.policy_metrics import PolicyMetrics, policy_lines
 from ingestd.errors import ConfigError
 from ingestd.hive.objects import change_database
 from ingestd.hive.replay import Replay
 from ingestd.hive.schedules import ScheduledQuery
+from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import open_transactions
 from ingestd.replication.cluster import Cluster
 from ingestd.replication.cycle import resume
@@ -27,11 +29,12 @@ from ingestd.replication.policy_status import State, read_runs
 from ingestd.replication.runs import Run, Stage, Status
 from ingestd.replication.schedule import Every, Unit
 from ingestd.replication.statements import CreatePolicy, PolicyChange
-from ingestd.replication.worker import PolicyWorker
+from ingestd.replication.worker import PolicyWorker, Totals
 from ingestd.storage.storages import Storages
 from tests.support.replica import Side
 from tests.support.replica_following import write
 from tests.support.replica_policies import NEVER, Defective, Pair
+from tests.support.replica_tables import EXTERNAL, make_table
 from tests.support.stack import eventually
 
 
@@ -83,10 +86,17 @@ def test_execution_when_it_ends_then_metrics_have_the_form_of_hive(pair: Pair) -
 def test_state_when_a_policy_runs_fails_and_resumes_then_is_shown(pair: Pair) -> None:
     source, target = pair.replica.source, pair.replica.target
     pair.create()
+    place = source.external / pair.database
+    make_table(source.metastore, TableName(pair.database, "ext"), parameters=EXTERNAL, location=f"file:{place}")
+    place.rmdir()
     assert (pair.status(source).state, pair.status(source).last, pair.status(source).lag) == (State.IDLE, None, None)
     with pair.worker(source), pair.worker(target):
         _execute(pair, source)
         assert _execute(pair, target).status is Status.SUCCESS
+        assert pair.status(target).problem.endswith(f"whose copies keep their files: file:{place}")
+        metrics = "".join(policy_lines(PolicyMetrics([pair.status(target)], Totals())))
+        assert 'ingestd_policy_missing_directories{policy="load"} 1\n' in metrics
+        place.mkdir()
         lag = pair.status(target).lag
         assert lag
         assert lag.events == 0
@@ -113,7 +123,7 @@ def test_state_when_a_policy_runs_fails_and_resumes_then_is_shown(pair: Pair) ->
         resume(pair.cluster(source), pair.dump_statement, bootstrap=True)
         assert _execute(pair, source).phase == "BOOTSTRAP"
         assert _execute(pair, target).status is Status.SUCCESS
-        assert {pair.status(side).state for side in (source, target)} == {State.IDLE}
+        assert {(pair.status(side).state, pair.status(side).problem) for side in (source, target)} == {(State.IDLE, "")}
     assert pair.rows() == [(1, "a")]
     pair.policies(source).alter("dump", PolicyChange(is_enabled=False))
     assert pair.status(source).state is State.DISABLED

@@ -50,4 +50,5 @@ def run_entry(run: Run) -> Json:
         "error": run.error or None,
         "error_class": run.error_class or None,
         "lost_tables": list(run.lost),
+        "missing_directories": list(run.missing),
     }
