@@ -15,18 +15,16 @@ from dataclasses import replace
 from ingestd.errors import IngestdError, InvalidTable, OffsetsLost, StorageUnavailable, TransactionAborted
 from ingestd.formats.options import join_of
 from ingestd.hive.transactions import Transaction
-from ingestd.ingest import stage
 from ingestd.ingest.columns import columns_of, require_fit
 from ingestd.ingest.commit import PendingTransaction
 from ingestd.ingest.dead_letters import LetterTargets
-from ingestd.ingest.distribution import Distribution
 from ingestd.ingest.evolution import ColumnsNeeded, merged
 from ingestd.ingest.ledger import Ledger
 from ingestd.ingest.letter_table import LetterTable
 from ingestd.ingest.plan import Plan, Planner
 from ingestd.ingest.rejects import Rejects, check_limit
 from ingestd.ingest.services import Services
-from ingestd.ingest.stage import StageResult, StageTask
+from ingestd.ingest.stage import StageResult, StageTask, check_partition_count
 from ingestd.ingest.stage_jobs import StageJobs
 from ingestd.ingest.target import check_query, decoding_of, load_letters, partitioning_of
 from ingestd.ingest.workers import Worker
@@ -54,7 +52,6 @@ class Pipeline:
         self._ledger = ledger
         self._planner = planner
         self._jobs = jobs
-        self._distribution = Distribution(services.options, jobs)
         self._table, self._letters = ledger.table, ledger.letters
         # The types of the columns, by name, that the next transaction must be able to write.
         self._columns = ledger.state.columns
@@ -152,7 +149,7 @@ class Pipeline:
             self._planner.confirm(pending.plan)
         files = tuple(file for result in results for file in result.files)
         letters = tuple(file for result in results for file in result.letters)
-        stage.check_partition_count(len({file.partition for file in files}), self._options.commit.partitions)
+        check_partition_count(len({file.partition for file in files}), self._options.commit.partitions)
         records, size = sum(r.records for r in results), sum(r.bytes for r in results)
         self._planner.learn_size(records, size)
         pending.watch.lap("staged")
@@ -176,7 +173,7 @@ class Pipeline:
 
     def _run_tasks(self, pending: PendingTransaction) -> list[StageResult]:
         try:
-            answers = self._distribution.run(self._tasks(pending))
+            answers = self._jobs.run(self._tasks(pending))
         except JobFailed as error:
             if self._services.signals.abort.is_set():
                 raise self._aborted("aborted during shutdown") from error

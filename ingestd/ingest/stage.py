@@ -55,7 +55,7 @@ class StageTask:
     `offsets` is the number of offsets in the ranges of all its tasks. Rejects are written to `letters` if
     `on_error` is `dead_letter`. The task ends with RowsScattered if it would write more than `max_files` files, and
     with TransactionTooLarge if it has read more than `max_bytes` of record values in a transaction of several offsets.
-    `writers` distributes the rows (`exchange`); None means that each task writes the rows that it has decoded.
+    `writers` distributes the rows (`exchange.py`); None means that each task writes the rows that it has decoded.
     """
 
     mapping: str
@@ -99,7 +99,7 @@ class TransactionTooLarge(TransactionError):
 
 
 class RowsScattered(TransactionError):
-    """The rows of a task are in so many partitions and buckets that they must be distributed (`distribution`)."""
+    """The rows of a task are in so many partitions and buckets that they must be distributed (`stage_jobs.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class StageResult:
     decoded: int = 0
 
 
-def run(access: Reference[Access], task: StageTask) -> StageResult | IngestdError:
+def stage_ranges(access: Reference[Access], task: StageTask) -> StageResult | IngestdError:
     """Stage the ranges of one task. Errors are returned, because Spark converts raised errors to text."""
     try:
         with without_cycle_search():
