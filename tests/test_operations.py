@@ -11,7 +11,7 @@ from ingestd.ingest import events
 from ingestd.replication import policy_events
 
 ROOT = Path(__file__).parents[1]
-SOURCES = [ROOT / "ingestd" / "ingest" / "events.py", ROOT / "ingestd" / "replication" / "policy_events.py"]
+SOURCES = [Path(events.__file__), Path(policy_events.__file__)]
 SOURCES += [*sorted((ROOT / "ingestd" / "daemon").glob("*.py"))]
 # (level, required fields, optional fields)
 Event = tuple[str, frozenset[str], frozenset[str]]
