@@ -34,11 +34,6 @@ class Lines(Sequence[bytes]):
         self._count = 1 + int(np.count_nonzero(np.frombuffer(text, np.uint8) == NEWLINE))
         self._records: list[bytes] | None = None
 
-    @property
-    def is_split(self) -> bool:
-        """Whether the buffer has been split into records."""
-        return self._records is not None
-
     def __len__(self) -> int:
         return self._count
 

@@ -31,8 +31,9 @@ _CHUNK_BYTES = 1 << 20
 
 ADDRESS_HINT = "check that the metastore is running and that metastore.uri is correct"
 _PROBE_SECONDS = 5.0
-# A call of fb303's getName in Thrift's strict binary protocol; a metastore without SASL answers it.
-_GET_NAME = struct.pack(">II7sIB", 0x80010001, 7, b"getName", 0, 0)
+# A call of fb303's getName in Thrift's strict binary protocol: version and type, the method's name, sequence 0, then a
+# struct. A metastore without SASL answers it.
+GET_NAME = struct.pack(">II7sIB", 0x80010001, 7, b"getName", 0, 0)
 # The first message of a SASL login with a mechanism that no server supports.
 _UNKNOWN_LOGIN = _HEADER.pack(_START, 1) + b"?"
 _THRIFT_REPLY, _TLS_ALERT = 0x80, 0x15
@@ -275,7 +276,7 @@ def _probe(host: str, port: int, tls: Tls | None, timeout_seconds: float) -> int
 
     The login is sent, over a new connection, only if the server closes the connection after the Thrift call.
     """
-    for request in (_GET_NAME, _UNKNOWN_LOGIN):
+    for request in (GET_NAME, _UNKNOWN_LOGIN):
         try:
             with _connect(host, port, tls, min(timeout_seconds, _PROBE_SECONDS)) as connected:
                 connected.sendall(request)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 import struct
 
+from ingestd.hive.transport import GET_NAME
 from ingestd.sandbox.ports import HOST
 
 # A StreamRequest (type 6) of Spark's network protocol for a stream that does not exist, and the first bytes of the
@@ -20,8 +21,7 @@ _TIMEOUT_SECONDS = 5.0
 _PIECE_BYTES = 4096
 _METADATA, _VERSION_1 = 3, 1
 _KAFKA_HEAD = struct.Struct(">iii")  # size, correlation id, number of brokers
-# Thrift's strict binary protocol: version and type, the method's name, sequence 0, then a struct.
-_GET_NAME = struct.pack(">II7sIB", 0x80010001, 7, b"getName", 0, 0)
+# The first bytes of a reply of Thrift: version and type.
 _REPLY = bytes.fromhex("80010002")
 # TOpenSessionReq with client_protocol 9 (Hive 3 and 4). The session ends with its connection.
 _OPEN_SESSION = struct.pack(">II11sI", 0x80010001, 11, b"OpenSession", 0) + bytes.fromhex("0c0001080001000000090000")
@@ -45,7 +45,7 @@ def kafka_answers(port: int) -> bool:
 
 def metastore_answers(port: int) -> bool:
     """Return True when the metastore answers the Thrift call `getName` (fb303)."""
-    return _ask(port, _GET_NAME, len(_REPLY)) == _REPLY
+    return _ask(port, GET_NAME, len(_REPLY)) == _REPLY
 
 
 def hiveserver2_answers(port: int) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -41,9 +44,18 @@ def test_decode_when_records_are_lines_then_result_is_the_same_as_a_list(
     assert found.rejects == expected.rejects
 
 
+class _Whole(Lines):
+    """Records that can be read only all at once."""
+
+    def __getitem__(self, index: int | slice) -> Any:
+        raise AssertionError(f"record {index} was read alone")
+
+    def __iter__(self) -> Iterator[bytes]:
+        raise AssertionError("the records were read one by one")
+
+
 @pytest.mark.parametrize("text", [b'{"id": 1}\n{"id": 2}', b'{"id": 1}'])
 def test_decode_when_lines_are_plain_json_then_the_buffer_is_not_split(text: bytes) -> None:
-    lines = Lines(text)
+    lines = _Whole(text)
 
     assert JsonDecoder(COLUMNS).decode(lines).rows == len(lines)
-    assert not lines.is_split
