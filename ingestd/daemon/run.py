@@ -21,7 +21,7 @@ from ingestd.daemon.supervisor import Supervisor
 from ingestd.errors import IngestdError
 from ingestd.ingest.lag_watch import LagWatch
 from ingestd.ingest.liveness import Liveness
-from ingestd.ingest.mapping import Clients
+from ingestd.ingest.services import Clients
 from ingestd.ingest.signals import Signals
 from ingestd.publish.warehouse import Warehouse
 from ingestd.spark.engine import Engine, EngineLimits

@@ -21,11 +21,11 @@ from ingestd.errors import ConfigError, IngestdError
 from ingestd.ingest import events
 from ingestd.ingest.commit import LOCK_SECONDS
 from ingestd.ingest.control import Control
-from ingestd.ingest.mapping import Clients, MappingLoop
+from ingestd.ingest.mapping import MappingLoop
 from ingestd.ingest.monitor import Limits, Monitor, is_stuck
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.preview import AtOffset, AtTime, Preview, preview
-from ingestd.ingest.services import Handles
+from ingestd.ingest.services import Clients, Handles
 from ingestd.ingest.signals import Signals
 from ingestd.ingest.steps import Observe, ignore
 from ingestd.ingest.workers import Worker, Workers

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ingestd import retry
@@ -17,7 +16,6 @@ from ingestd.compaction.watch import TableWatch
 from ingestd.errors import TableChanged, TableMissing
 from ingestd.hive import partitions
 from ingestd.hive.alteration import change_columns
-from ingestd.hive.client import Metastore
 from ingestd.hive.control import state_removed
 from ingestd.hive.leases import Claim
 from ingestd.hive.partitions import PartitionsRefused
@@ -28,24 +26,20 @@ from ingestd.ingest.commit import LOCK_SECONDS
 from ingestd.ingest.control import RequestFailed
 from ingestd.ingest.evolution import ColumnsNeeded, plan_columns
 from ingestd.ingest.ledger import Ledger
-from ingestd.ingest.liveness import Liveness
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.pipeline import Pipeline
 from ingestd.ingest.plan import Planner, first_position
 from ingestd.ingest.recovery import Recovery
 from ingestd.ingest.requests import Requests
-from ingestd.ingest.services import Handles, Services
+from ingestd.ingest.services import Clients, Handles, Services
 from ingestd.ingest.stage import TransactionTooLarge
 from ingestd.ingest.stage_jobs import StageJobs
 from ingestd.ingest.target import partitioning_of
 from ingestd.ingest.workers import Worker
 from ingestd.kafka.hidden import Hidden, find_hidden
 from ingestd.kafka.ranges import Offsets, TopicPartition
-from ingestd.kafka.shared import KafkaClients
 from ingestd.kafka.watch import View
-from ingestd.publish.warehouse import Warehouse
 from ingestd.schema import Column
-from ingestd.spark.engine import Engine
 from ingestd.spark.errors import JobFailed, JobTimeout, WorkerLost
 
 T = TypeVar("T")
@@ -64,21 +58,6 @@ _OUT_OF_MEMORY = (
     "commit.bytes, commit.rows or the cores of spark.master; on a cluster, raise spark.executor.pyspark.memory or "
     "spark.executor.memoryOverhead"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Clients:
-    """The clients, the Spark session and the heartbeats, which all mappings share. A mapping never closes them."""
-
-    warehouse: Warehouse
-    engine: Engine
-    liveness: Liveness
-    kafka: KafkaClients = field(default_factory=KafkaClients)
-
-    @property
-    def metastore(self) -> Metastore:
-        """The metastore of the warehouse."""
-        return self.warehouse.metastore
 
 
 class MappingLoop:

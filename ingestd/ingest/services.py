@@ -1,7 +1,12 @@
-"""The objects that the main loop, the recovery, the ledger and the pipeline of one mapping share.
+"""The objects that the parts of a mapping share, by how long they live.
 
-Invariant: `Services` live as long as the main loop. A `Checkpoint`, in contrast, is valid until the next recovery, and
-`Handles` outlive the main loop: a mapping that is restarted keeps its monitor, counters, requests and lease.
+- `Clients` live as long as the daemon, and all its mappings share them.
+- `Handles` belong to one mapping, and outlive its main loop: a mapping that is restarted keeps its monitor, counters,
+  requests and lease.
+- `Services` belong to one main loop, its recovery, its ledger and its pipelines. They are made of the other two.
+- A `Checkpoint` (`recovery.py`) is valid until the next recovery.
+
+Invariant: what lives longer knows nothing of what lives shorter.
 """
 
 from __future__ import annotations
@@ -29,6 +34,22 @@ from ingestd.ingest.steps import Observe, ignore
 from ingestd.kafka.admin import Broker
 from ingestd.kafka.shared import KafkaClients
 from ingestd.publish.warehouse import Warehouse
+from ingestd.spark.engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """The clients, the Spark session and the heartbeats, which all mappings share. A mapping never closes them."""
+
+    warehouse: Warehouse
+    engine: Engine
+    liveness: Liveness
+    kafka: KafkaClients = field(default_factory=KafkaClients)
+
+    @property
+    def metastore(self) -> Metastore:
+        """The metastore of the warehouse."""
+        return self.warehouse.metastore
 
 
 @dataclass(frozen=True, slots=True)

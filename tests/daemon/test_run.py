@@ -14,7 +14,7 @@ from ingestd.config.document import Document, load
 from ingestd.daemon.supervisor import Supervisor
 from ingestd.errors import IngestdError, TransactionAborted
 from ingestd.ingest.liveness import Liveness
-from ingestd.ingest.mapping import Clients
+from ingestd.ingest.services import Clients
 from ingestd.ingest.signals import Signals
 from ingestd.ingest.steps import STEPS, Observe, ignore
 from ingestd.publish.warehouse import Warehouse

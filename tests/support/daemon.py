@@ -25,7 +25,7 @@ from ingestd.daemon.metrics import CONTENT_TYPE, Metrics
 from ingestd.daemon.supervisor import Supervisor
 from ingestd.errors import IngestdError
 from ingestd.ingest.liveness import Liveness
-from ingestd.ingest.mapping import Clients
+from ingestd.ingest.services import Clients
 from ingestd.ingest.signals import Signals
 from ingestd.ingest.steps import STEPS, ignore
 from ingestd.publish.warehouse import Warehouse
