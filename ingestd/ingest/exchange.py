@@ -27,9 +27,10 @@ def send(access: Reference[Access], task: StageTask) -> Iterator[tuple[int, Sent
     Every writer receives an error, because none may finish its files.
     """
     assert task.writers is not None
+    table = task.table
     reports: list[StageResult | IngestdError] = []
     for batch in read_rows(access, task, reports.append):
-        for number, rows in distribute(batch, task.shape, task.partitioning.static, task.writers, task.number):
+        for number, rows in distribute(batch, table.shape, table.partitioning.static, task.writers, task.number):
             yield number, packed(rows)
     [report] = reports
     everyone = range(task.writers.count)

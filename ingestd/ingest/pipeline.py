@@ -24,7 +24,7 @@ from ingestd.ingest.letter_table import LetterTable
 from ingestd.ingest.plan import Plan, Planner
 from ingestd.ingest.rejects import Rejects, check_limit
 from ingestd.ingest.services import Services
-from ingestd.ingest.stage import StageResult, StageTask, check_partition_count
+from ingestd.ingest.stage import RecordRules, StagedTable, StageResult, StageTask, check_partition_count
 from ingestd.ingest.stage_jobs import StageJobs
 from ingestd.ingest.target import check_query, decoding_of, load_letters, partitioning_of
 from ingestd.ingest.workers import Worker
@@ -198,27 +198,27 @@ class Pipeline:
         total = sum(r.length for r in pending.plan.ranges)
         count = max(1, min(self._jobs.parallelism, total // _OFFSETS_PER_TASK))
         shares = list(split(pending.plan.ranges, count))
+        options, table = self._options, pending.table
+        rules = RecordRules.of(options, decoding_of(table, options, self._services.refused.reasons))
+        staged = StagedTable(
+            table.shape,
+            partitioning_of(table, options),
+            pending.write_id,
+            pending.target.staging.uri,
+            options.commit.partitions,
+        )
         return [
             StageTask(
-                mapping=self._options.name,
-                ranges=tuple(share),
-                topics=dict(pending.plan.after.topics),
-                shape=pending.table.shape,
-                partitioning=partitioning_of(pending.table, self._options),
-                format=self._options.format,
-                decoding=decoding_of(pending.table, self._options, self._services.refused.reasons),
-                evolution=self._options.schema_evolution,
-                on_error=self._options.on_error,
-                on_unreadable=self._options.on_unreadable,
-                letters=self._letter_targets(pending),
-                max_rejects=self._options.max_rejects,
-                offsets=total,
-                write_id=pending.write_id,
+                mapping=options.name,
                 number=number,
                 tasks=len(shares),
-                staging=pending.target.staging.uri,
-                max_partitions=self._options.commit.partitions,
-                max_bytes=_MAX_SIZE * self._options.commit.bytes,
+                ranges=tuple(share),
+                offsets=total,
+                topics=dict(pending.plan.after.topics),
+                rules=rules,
+                table=staged,
+                letters=self._letter_targets(pending),
+                max_bytes=_MAX_SIZE * options.commit.bytes,
             )
             for number, share in enumerate(shares)
         ]

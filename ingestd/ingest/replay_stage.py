@@ -29,7 +29,7 @@ from ingestd.ingest.evolution import ColumnsNeeded, require_columns
 from ingestd.ingest.letter_groups import LetterGroup, grouped
 from ingestd.ingest.letter_table import UNREAD, LetterTable, Replay, letters_of, marks_of
 from ingestd.ingest.options import MappingOptions
-from ingestd.ingest.stage import Access, Output, StageTask, write_rows
+from ingestd.ingest.stage import Access, Output, RecordRules, StagedTable, StageTask, write_rows
 from ingestd.ingest.target import decoding_of, partitioning_of
 from ingestd.kafka.reader import Batch
 from ingestd.spark.engine import Engine, JobGroup
@@ -59,25 +59,18 @@ def replay_task(
 
     `refused` are the `RefusedPartitions.reasons`.
     """
+    rules = RecordRules.of(options, decoding_of(table, options, refused))
+    partitioning = partitioning_of(table, options)
     return StageTask(
         mapping=options.name,
-        ranges=(),
-        topics={},
-        shape=table.shape,
-        partitioning=partitioning_of(table, options),
-        format=options.format,
-        decoding=decoding_of(table, options, refused),
-        evolution=options.schema_evolution,
-        on_error="dead_letter",
-        on_unreadable="stop",
-        letters=LetterTargets(),
-        max_rejects=None,
-        offsets=0,
-        write_id=write_id,
         number=0,
         tasks=1,
-        staging=staging,
-        max_partitions=options.commit.partitions,
+        ranges=(),
+        offsets=0,
+        topics={},
+        rules=replace(rules, on_error="dead_letter", on_unreadable="stop", max_rejects=None),
+        table=StagedTable(table.shape, partitioning, write_id, staging, options.commit.partitions),
+        letters=LetterTargets(),
     )
 
 
@@ -106,7 +99,7 @@ class ReplayStage:
         shape = self.letters.shape
         mark_files = StagingFiles(outbox, shape.columns, self.letters.write_id, encoding=shape.encoding)
         marks = WriterPool(mark_files, _LIMITS)
-        decoder = self.task.decoding.decoder(self.task.format, self.access.registry)
+        decoder = self.task.rules.decoding.decoder(self.task.rules.format, self.access.registry)
         rejects: tuple[LetterGroup, ...] = ()
         unread: list[LetterGroup] = []
         replayed = 0
@@ -129,16 +122,16 @@ class ReplayStage:
         return Staged(rows, tuple(mark_files.closed), replayed, grouped([*rejects, *unread]))
 
     def _output(self, name: str) -> _Output:
-        query = self.task.decoding.query
+        query = self.task.rules.decoding.query
         if query is None:
             return Output(self.access, self.task, name)
         return _QueriedOutput(self.engine(), query, self.access, self.task)
 
     def _decode(self, decoder: RowDecoder, letters: pa.RecordBatch) -> DecodeResult:
-        batch = _batch(letters, keep_messages=self.task.decoding.columns.need_messages)
+        batch = _batch(letters, keep_messages=self.task.rules.decoding.columns.need_messages)
         decoded = decoder.decode(batch)
         try:
-            require_columns(self.task.evolution, decoder, self.task.shape, batch)
+            require_columns(self.task.rules.evolution, decoder, self.task.table.shape, batch)
         except ColumnsNeeded as error:
             hint = "add them with ALTER TABLE, or let the mapping do so by reading a record with the same schema"
             raise InvalidTable(error.what, where=f"mapping {self.task.mapping}", hint=hint) from error

@@ -24,7 +24,7 @@ from ingestd.formats.options import FormatOptions
 from ingestd.formats.registry import Registry
 from ingestd.ingest.dead_letters import DeadLetters, LetterTargets, Origin
 from ingestd.ingest.evolution import ColumnsNeeded, require_columns
-from ingestd.ingest.options import Evolution, OnError, OnUnreadable, RejectLimit
+from ingestd.ingest.options import Evolution, MappingOptions, OnError, OnUnreadable, RejectLimit
 from ingestd.ingest.partitioning import Partitioning
 from ingestd.ingest.rejects import Rejects, check_limit, stopping
 from ingestd.ingest.transform import Decoding, table_rows
@@ -46,38 +46,69 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
-class StageTask:
-    """The input of one task.
+class RecordRules:
+    """What the records of a mapping become: rows, rejects, or an error that stops it.
 
-    `number` is the number of the task, from 0, and `tasks` the number of tasks of the transaction. `topics` contains
-    the identities of the topics, and `staging` is the URI of the transaction's staging directory. `max_partitions`
-    limits the number of partitions that the transaction may write, `max_rejects` the number of its rejects, and
-    `offsets` is the number of offsets in the ranges of all its tasks. Rejects are written to `letters` if
-    `on_error` is `dead_letter`. The task ends with RowsScattered if it would write more than `max_files` files, and
-    with TransactionTooLarge if it has read more than `max_bytes` of record values in a transaction of several offsets.
-    `writers` distributes the rows (`exchange.py`); None means that each task writes the rows that it has decoded.
+    `max_rejects` limits the number of rejects of a transaction.
     """
 
-    mapping: str
-    ranges: tuple[OffsetRange, ...]
-    topics: Mapping[str, TopicIdentity]
-    shape: Shape
-    partitioning: Partitioning
     format: FormatOptions
     decoding: Decoding
     evolution: Evolution
     on_error: OnError
     on_unreadable: OnUnreadable
-    letters: LetterTargets
     max_rejects: RejectLimit | None
-    offsets: int
+
+    @classmethod
+    def of(cls, options: MappingOptions, decoding: Decoding) -> RecordRules:
+        """Return the rules that the configuration of a mapping gives."""
+        return cls(
+            options.format,
+            decoding,
+            options.schema_evolution,
+            options.on_error,
+            options.on_unreadable,
+            options.max_rejects,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StagedTable:
+    """The table to which a transaction adds rows. `staging` is the URI of the directory of its staging files.
+
+    `partitioning` contains the sources of its partition columns, and `max_partitions` limits the number of partitions
+    that the transaction may write.
+    """
+
+    shape: Shape
+    partitioning: Partitioning
     write_id: int
-    number: int
-    tasks: int
     staging: str
     max_partitions: int
-    max_files: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StageTask:
+    """The input of one task: all tasks of a stage differ only in their `number`, from 0, and their `ranges`.
+
+    `tasks` is their number, and `offsets` that of the offsets in all of their ranges. `topics` contains the identities
+    of the topics. Rejects are written to `letters` if `on_error` is `dead_letter`. The task ends with RowsScattered if
+    it would write more than `max_files` files, and with TransactionTooLarge if it has read more than `max_bytes` of
+    record values in a transaction of several offsets. `writers` distributes the rows (`exchange.py`); None means that
+    each task writes the rows that it has decoded.
+    """
+
+    mapping: str
+    number: int
+    tasks: int
+    ranges: tuple[OffsetRange, ...]
+    offsets: int
+    topics: Mapping[str, TopicIdentity]
+    rules: RecordRules
+    table: StagedTable
+    letters: LetterTargets
     max_bytes: int | None = None
+    max_files: int | None = None
     writers: Writers | None = None
 
 
@@ -177,7 +208,7 @@ def write_rows(
             output = Output(access.value, task, attempt_name(task))
             try:
                 for batch in batches:
-                    output.write([table_rows(batch, task.shape, task.partitioning, task.decoding.refused)])
+                    output.write([_table_rows(task, batch)])
                 return output.finish()
             except BaseException:
                 output.abort()
@@ -190,10 +221,14 @@ def check_rows(task: StageTask, batches: Iterator[pa.RecordBatch]) -> RecordErro
     """Return the error of the first row of the result of a query that the table cannot store; None if there is none."""
     try:
         for batch in batches:
-            table_rows(batch, task.shape, task.partitioning, task.decoding.refused)
+            _table_rows(task, batch)
     except RecordError as error:
         return error
     return None
+
+
+def _table_rows(task: StageTask, batch: pa.RecordBatch) -> pa.RecordBatch:
+    return table_rows(batch, task.table.shape, task.table.partitioning, task.rules.decoding.refused)
 
 
 def joined(
@@ -236,7 +271,7 @@ class _Source:
     def __init__(self, access: Access, task: StageTask, name: str) -> None:
         self._access = access
         self._task = task
-        self._decoder = task.decoding.decoder(task.format, access.registry)
+        self._decoder = task.rules.decoding.decoder(task.rules.format, access.registry)
         self._letters = _dead_letters(access, task, f"{name}-letters")
         self._records = self._skipped = self._size = self._rows = 0
         self._throttled = 0.0
@@ -247,14 +282,14 @@ class _Source:
         """Yield the decoded batches. Raises ColumnsNeeded for all of them after the last one."""
         needed: ColumnsNeeded | None = None
         task, decoder = self._task, self._decoder
-        has_letters = task.on_error == "dead_letter"
-        needs_messages = has_letters or task.decoding.columns.need_messages
+        has_letters = task.rules.on_error == "dead_letter"
+        needs_messages = has_letters or task.rules.decoding.columns.need_messages
         batches = read(
             self._access.kafka,
             task.ranges,
             topics=task.topics,
             keep_messages=needs_messages,
-            on_unreadable=self._reject if task.on_unreadable == "reject" else stop_before,
+            on_unreadable=self._reject if task.rules.on_unreadable == "reject" else stop_before,
         )
         for batch in batches:
             self._records, self._size = self._records + len(batch.values), self._size + batch.size
@@ -262,7 +297,7 @@ class _Source:
                 raise TransactionTooLarge(self._records, self._size)
             decoded = decoder.decode(batch)
             try:
-                require_columns(task.evolution, decoder, task.shape, batch)
+                require_columns(task.rules.evolution, decoder, task.table.shape, batch)
             except ColumnsNeeded as error:
                 needed = error
             if needed is not None:  # the other batches may need more columns, or other types
@@ -282,13 +317,13 @@ class _Source:
         """Skip records that the client of Kafka cannot read, after writing their dead letter."""
         self._records += batch.next - batch.first
         self._count(Rejects.unreadable(batch))
-        if self._task.on_error == "dead_letter":
+        if self._task.rules.on_error == "dead_letter":
             self._letters.write_unreadable(batch)
 
     def _count(self, rejects: Rejects) -> None:
         """Count rejects. Raises RecordError if there are too many."""
         self._rejects += rejects
-        check_limit(self._rejects, self._task.max_rejects, read=self._records, planned=self._task.offsets)
+        check_limit(self._rejects, self._task.rules.max_rejects, read=self._records, planned=self._task.offsets)
 
     def finish(self) -> StageResult:
         """Close the files of the dead letters, and return the result without the files of the table."""
@@ -322,21 +357,22 @@ class Output:
 
     def __init__(self, access: Access, task: StageTask, name: str) -> None:
         self._task = task
-        outbox = access.storages.at(task.staging).outbox(task.staging, name)
+        table = task.table
+        outbox = access.storages.at(table.staging).outbox(table.staging, name)
         self._files = StagingFiles(
-            outbox, task.shape.columns, task.write_id, encoding=task.shape.encoding, statements=_statements(task)
+            outbox, table.shape.columns, table.write_id, encoding=table.shape.encoding, statements=_statements(task)
         )
         self._pool = WriterPool(self._files)
 
     def write(self, batches: Sequence[pa.RecordBatch]) -> None:
         """Write rows. Raises TooManyPartitions, RowsScattered and StorageUnavailable."""
-        task, pool = self._task, self._pool
+        task, table, pool = self._task, self._task.table, self._pool
         for batch in batches:
-            for part in route(batch, task.shape, task.partitioning.static):
+            for part in route(batch, table.shape, table.partitioning.static):
                 pool.add(part.partition, _bucket(task, part), part.rows)
             count = len(pool.partitions)
-            check_partition_count(count, task.max_partitions)
-            count *= task.shape.bucketing.count if task.shape.bucketing else 1
+            check_partition_count(count, table.max_partitions)
+            count *= table.shape.bucketing.count if table.shape.bucketing else 1
             if task.max_files is not None and count > task.max_files:
                 raise RowsScattered(f"the rows of one task are in {count:,} partitions and buckets")
 
@@ -357,13 +393,13 @@ def _statements(task: StageTask) -> range:
     Without buckets the tasks write different buckets instead, which gives each partition one delta. If rows are
     distributed, only one task writes a bucket of a bucketed table.
     """
-    may_collide = task.shape.bucketing is not None and task.writers is None
+    may_collide = task.table.shape.bucketing is not None and task.writers is None
     return ALL_STATEMENTS[task.number :: task.tasks] if may_collide else ALL_STATEMENTS
 
 
 def _bucket(task: StageTask, part: Part) -> int:
     """Return the number in the name of the file for some rows."""
-    if task.shape.bucketing is not None:
+    if task.table.shape.bucketing is not None:
         return part.bucket
     # Compaction merges files with equal numbers, so the number is the same in each transaction if only one task writes.
     return task.number if task.writers is None or part.partition in task.writers.spread else 0
@@ -383,15 +419,15 @@ def check_partition_count(count: int, limit: int) -> None:
 def _stop_at_rejects(task: StageTask, batch: Batch, decoded: DecodeResult) -> None:
     """Raise RecordError if a batch has rejects that stop the mapping."""
     stops = decoded.rejects
-    if task.on_error != "stop":
+    if task.rules.on_error != "stop":
         # Tombstones have an option of their own.
-        stops = [stop for stop in stops if task.format.tombstones == "stop" and batch.values[stop.row] is None]
+        stops = [stop for stop in stops if task.rules.format.tombstones == "stop" and batch.values[stop.row] is None]
     if stops:
         raise stopping(Rejects.of(batch, stops))
 
 
 def _dead_letters(access: Access, task: StageTask, name: str) -> DeadLetters:
-    decoder = f"{type(task.format).__module__}.{type(task.format).__qualname__}"
-    fields = {column.name: field for column, field in task.decoding.columns.fields}
+    decoder = f"{type(task.rules.format).__module__}.{type(task.rules.format).__qualname__}"
+    fields = {column.name: field for column, field in task.rules.decoding.columns.fields}
     origin = Origin(task.mapping, task.number, decoder, task.topics, fields)
     return DeadLetters(task.letters, origin, access.kafka, access.storages, name)

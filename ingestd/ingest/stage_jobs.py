@@ -85,7 +85,7 @@ class StageJobs:
 
         Raises the errors of `Engine.query`, and those of `require_all`.
         """
-        query = tasks[0].decoding.query
+        query = tasks[0].rules.decoding.query
         if query is not None:
             return self._run_query(query, tasks)
         if len(tasks) == 1:
@@ -105,7 +105,7 @@ class StageJobs:
     def _distribute(self, tasks: Sequence[StageTask]) -> Answers:
         """Run one stage whose rows are distributed."""
         count = max(len(tasks), min(_MAX_WRITERS, -(-self._bytes // _WRITER_BYTES)))
-        is_bucketed = tasks[0].shape.bucketing is not None
+        is_bucketed = tasks[0].table.shape.bucketing is not None
         # The same for all tasks: another stage of the mapping may change `_spread`.
         writers = Writers(count, frozenset() if is_bucketed else self._spread)
         tasks = [replace(task, writers=writers) for task in tasks]
@@ -153,7 +153,8 @@ class StageJobs:
         found: E | None = None
         while found is None or sum(part.length for part in ranges) > 1:
             first, *others = split(ranges, 2)
-            half = replace(tasks[0], ranges=tuple(first), on_error="skip", max_rejects=None)
+            rules = replace(tasks[0].rules, on_error="skip", max_rejects=None)
+            half = replace(tasks[0], ranges=tuple(first), rules=rules)
             cause = self._error_of_query(query, half)
             found = cause if isinstance(cause, type(error)) else None
             if (cause and not found) or not (found or others):

@@ -19,7 +19,7 @@ from ingestd.ingest.evolution import ColumnsNeeded
 from ingestd.ingest.exchange import Sent, receive
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.partitioning import Partitioning
-from ingestd.ingest.stage import Access, StageResult, StageTask
+from ingestd.ingest.stage import Access, RecordRules, StagedTable, StageResult, StageTask
 from ingestd.ingest.transform import Decoding
 from ingestd.schema import Column, HiveType
 from ingestd.spark.shared import Reference
@@ -33,23 +33,14 @@ def _task(staging: Path) -> StageTask:
     partitioning = Partitioning.of(SHAPE, {})
     return StageTask(
         mapping="m",
-        ranges=(),
-        topics={},
-        shape=SHAPE,
-        partitioning=partitioning,
-        format=options.format,
-        decoding=Decoding.of(SHAPE, partitioning, options),
-        evolution="none",
-        on_error="stop",
-        on_unreadable="stop",
-        letters=LetterTargets(),
-        max_rejects=None,
-        offsets=10,
-        write_id=1,
         number=0,
         tasks=2,
-        staging=staging.as_uri(),
-        max_partitions=10,
+        ranges=(),
+        offsets=10,
+        topics={},
+        rules=RecordRules.of(options, Decoding.of(SHAPE, partitioning, options)),
+        table=StagedTable(SHAPE, partitioning, 1, staging.as_uri(), 10),
+        letters=LetterTargets(),
         writers=Writers(2, frozenset({("large",)})),
     )
 
