@@ -22,7 +22,7 @@ from ingestd.errors import ConfigError
 from ingestd.ingest.control import PositionChange, Request
 from ingestd.ingest.options import MappingOptions, milliseconds, parse_time
 from ingestd.ingest.ownership import OwnerAlive
-from ingestd.ingest.positions import PartitionMove, Target, position_change, preview
+from ingestd.ingest.positions import NewPosition, PartitionMove, position_change, preview
 from ingestd.ingest.stored import StoredMapping
 from ingestd.kafka.ranges import Offsets, TopicPartition
 
@@ -113,11 +113,11 @@ def rewind(mapping: str, partitions: tuple[str, ...], **options: Any) -> None:
     Records that are read again are added to the table again. Remove their rows first if the table must not contain them
     twice.
     """
-    target = _target(*(options.pop(f"to_{name}") for name in ("timestamp", "offset", "earliest", "latest")))
+    new = _new_position(*(options.pop(f"to_{name}") for name in ("timestamp", "offset", "earliest", "latest")))
     chosen = [_partition(text) for text in partitions]
 
     def wanted(stored: StoredMapping) -> Offsets:
-        return target.offsets(stored, chosen or [offset.partition for offset in stored.offsets])
+        return new.offsets(stored, chosen or [offset.partition for offset in stored.offsets])
 
     _change(mapping, wanted, **options)
 
@@ -185,19 +185,19 @@ def _show(moves: Sequence[PartitionMove], to: Console) -> None:
         to.print(f"{skipped:,} offsets are skipped: their records are never read.")
 
 
-def _target(timestamp: str | None, offset: int | None, earliest: bool, latest: bool) -> Target:
-    targets = []
+def _new_position(timestamp: str | None, offset: int | None, earliest: bool, latest: bool) -> NewPosition:
+    given = []
     if timestamp is not None:
-        targets.append(Target("timestamp", _milliseconds(timestamp)))
+        given.append(NewPosition("timestamp", _milliseconds(timestamp)))
     if offset is not None:
-        targets.append(Target("offset", offset))
+        given.append(NewPosition("offset", offset))
     if earliest:
-        targets.append(Target("earliest"))
+        given.append(NewPosition("earliest"))
     if latest:
-        targets.append(Target("latest"))
-    if len(targets) != 1:
+        given.append(NewPosition("latest"))
+    if len(given) != 1:
         raise click.UsageError("use one of --to-timestamp, --to-offset, --to-earliest and --to-latest")
-    return targets[0]
+    return given[0]
 
 
 def _milliseconds(text: str) -> int:

@@ -47,8 +47,8 @@ class PartitionMove:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """A place in every partition: the first offset that Kafka has, the last stable offset, a time, or an offset.
+class NewPosition:
+    """Where every partition continues: the first offset that Kafka has, the last stable offset, a time, or an offset.
 
     `value` is the time in milliseconds since 1970 (UTC), or the offset.
     """

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ingestd.config.document import load
-from ingestd.ingest.positions import Target, preview
+from ingestd.ingest.positions import NewPosition, preview
 from ingestd.ingest.stored import read_mapping
 from ingestd.sandbox import Addresses
 from tests.support.command import Result, Run
@@ -138,7 +138,7 @@ def test_target_when_records_arrive_after_the_position_was_read_then_is_at_most_
     # As if the last record of each partition had arrived after `stored` was read.
     earlier = replace(stored, offsets=tuple(replace(offset, end=offset.end - 1) for offset in stored.offsets))
     partitions = [offset.partition for offset in stored.offsets]
-    for target in (Target("latest"), Target("timestamp", 4102444800000)):
+    for target in (NewPosition("latest"), NewPosition("timestamp", 4102444800000)):
         offsets = target.offsets(earlier, partitions)
         assert [move.after for move in preview(earlier, offsets)] == [9, 7]
 
