@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 from decimal import Decimal
+from typing import Any
 
 from tests.support.avro import encode, logical, schema_of, single_object
 from tests.support.registry import registry_server, serialize
@@ -65,3 +67,54 @@ def test_avro_when_the_registry_is_down_then_the_mapping_waits_and_loses_no_reco
     assert stack.ids() == list(range(100))
     assert stack.sql(f"SELECT sum(amount), count(at) FROM {stack.name}") == [(Decimal(4950), 50)]
     assert "s3cret" not in daemon.text()
+
+
+def test_changes_when_connect_describes_their_types_then_avro_and_json_become_the_same_rows(stack: Stack) -> None:
+    decimal = "org.apache.kafka.connect.data.Decimal"
+    times = {
+        "day": "io.debezium.time.Date",
+        "ms": "org.apache.kafka.connect.data.Timestamp",
+        "us": "io.debezium.time.MicroTimestamp",
+        "ns": "io.debezium.time.NanoTimestamp",
+    }
+    rows: list[tuple[Any, ...]] = [
+        (1, 20_454, -1_001, 1_700_000_000_000_001, 1_700_000_000_123_456_789, Decimal("12.34")),
+        (2, -719_162, -62_135_596_800_000, 253_402_300_799_999_999, None, Decimal("-0.01")),
+        (3, None, None, None, 0, None),
+    ]
+    values = [dict(zip(("id", *times, "price"), row, strict=True)) for row in rows]
+    price = logical("bytes", "decimal", precision=9, scale=2) | {"connect.name": decimal}
+    avro: dict[str, Any] = {"id": "long", "price": ["null", price]}
+    columns = [{"field": "price", "type": "bytes", "name": decimal, "parameters": {"scale": "2"}}]
+    for name, connect in times.items():
+        avro[name] = ["null", {"type": "int" if name == "day" else "long", "connect.name": connect}]
+        columns.append({"field": name, "type": "int64", "name": connect})
+    after = {"field": "after", "type": "struct", "fields": columns}
+
+    def event(row: dict[str, Any]) -> dict[str, Any]:
+        unscaled = row["price"] and int(row["price"].scaleb(2)).to_bytes(2, "big", signed=True)
+        new = row | {"price": unscaled and base64.b64encode(unscaled).decode()}
+        return {"schema": {"type": "struct", "fields": [after]}, "payload": {"op": "c", "after": new}}
+
+    stack.topic(1)
+    json_topic = stack.topic(1, f"{stack.name}_json")
+    for table in (stack.name, json_topic):
+        stack.table("id bigint, day date, ms timestamp, us timestamp, ns timestamp, price decimal(9,2)", name=table)
+    stack.produce(map(event, values), json_topic)
+    with registry_server() as server:
+        serializer = server.serializer(schema_of(avro))
+        stack.produce(serialize(serializer, stack.name, row) for row in values)
+        json: dict[str, Any] = {"name": json_topic, "topics": [json_topic], "table": f"default.{json_topic}"}
+        json["format"] = {"type": "json", "envelope": "debezium"}
+        stack.drain(stack.config({"format": {"type": "avro"}}, json, registry={"url": server.url}))
+
+    texts = ", ".join(f"CAST({name} AS string)" for name in (*times, "price"))
+    for table in (stack.name, json_topic):
+        assert stack.sql(f"SELECT id, {texts} FROM {table} ORDER BY id") == [
+            (
+                1, "2026-01-01", "1969-12-31 23:59:58.999", "2023-11-14 22:13:20.000001",
+                "2023-11-14 22:13:20.123456789", "12.34",
+            ),
+            (2, "0001-01-01", "0001-01-01 00:00:00", "9999-12-31 23:59:59.999999", None, "-0.01"),
+            (3, None, None, None, "1970-01-01 00:00:00", None),
+        ]  # fmt: skip
