@@ -286,6 +286,11 @@ def test_tape_when_a_record_is_malformed_then_the_others_keep_their_tokens(value
             r'{"b":"\/","a":{"x" : ["\u00e4\/\\u\u0022\u0001", "\ud83d\ude00"], "y":"\n\/"}}',
             r'{"x":["ä/\\u\"\u0001","😀"],"y":"\n/"}',
         ),
+        (
+            {"a": "string"},
+            r'{"b":{"x":1,"x":2},"a":{"k" : {"l":1, "l":2}, "m":["\/"],"l":3, "m" : [ ], "k":{"l":[5],"l":"\u00e4"}}}',
+            '{"l":3,"m":[],"k":{"l":"ä"}}',
+        ),
         ({"a": "string"}, '{"a":1e3}', "1e3"),
         ({"a": "array<varchar(9)>"}, '{"a":[[1,2],"x",null,{}]}', ["[1,2]", "x", None, "{}"]),
         ({"a": "map<string,int>"}, '{"A":{"k":1,"l":null}}', [("k", 1), ("l", None)]),
