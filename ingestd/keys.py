@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
 
@@ -88,8 +89,8 @@ def size(value: object) -> int:
     match = re.fullmatch(_SIZE, str(value).strip())
     if not match or match[2].upper() not in _BYTES:
         raise ValueError("must be a size such as 64KiB, 256MiB or 1GB")
-    total = float(match[1]) * _BYTES[match[2].upper()]
-    return _positive(int(_at_most(_LARGEST, total, "2^63-1 bytes")))
+    total = int(Decimal(match[1]) * _BYTES[match[2].upper()])
+    return _positive(_at_most(_LARGEST, total, "2^63-1 bytes"))
 
 
 def count(value: object) -> int:

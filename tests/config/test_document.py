@@ -412,7 +412,16 @@ def test_number_when_larger_than_files_or_sockets_allow_then_error_says_so(
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("64KiB", 65536), ("64 kib", 65536), ("1GB", 10**9), (5, 5), ("1.5MB", 1_500_000), ("3B", 3)]
+    ("text", "expected"),
+    [
+        ("64KiB", 65536),
+        ("64 kib", 65536),
+        ("1GB", 10**9),
+        (5, 5),
+        ("1.5MB", 1_500_000),
+        ("3B", 3),
+        (2**63 - 1, 2**63 - 1),
+    ],
 )
 def test_size_then_units_are_read(text: object, expected: int) -> None:
     assert size(text) == expected
