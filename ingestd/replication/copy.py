@@ -135,8 +135,9 @@ class Copier:
         try:
             _retried(partial(self._copy, run, stop), run, self._options.attempts, stop)
         except IngestdError:
-            with suppress(StorageUnavailable):  # the next copy removes what is left
-                run.remove_own()
+            if run.may_leave_files:
+                with suppress(StorageUnavailable):  # the next copy removes what is left
+                    run.remove_own()
             raise
         return CopyResult(tuple(run.copied), tuple(run.equal), tuple(run.lost))
 
@@ -176,7 +177,7 @@ def _retried(attempt: Callable[[], None], run: _Run, attempts: int, stop: thread
         try:
             attempt()
         except IngestdError as error:
-            run.may_leave_files = True
+            run.may_leave_files |= not isinstance(error, CopyStopped)
             fruitless = 0 if len(run.missing) < before else fruitless + 1
             # A lease that is lost stays lost. Whoever has taken it now copies the files.
             if fruitless >= attempts or stop.is_set() or isinstance(error, OwnershipLost):
