@@ -1,6 +1,6 @@
-"""Tables in HDFS and in S3 as HiveServer2 reads them: rows, counts, changes, crashes and rivals.
+"""Tables in HDFS, in S3 and in local directories as HiveServer2 reads them: rows, counts, changes, crashes and rivals.
 
-The tests of `tests/ingest` examine the same on the local file system, and more.
+The tests of `tests/ingest` examine the same in local directories, and more. So here, those are examined with `-m soak`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ingestd.hive.tables import TableName, load_acid_table
 from ingestd.hive.transactions import describe_transactions
 from ingestd.ingest.steps import STEPS
 from ingestd.sandbox import Addresses, Sandbox, SandboxOptions
+from ingestd.storage.contract import split
 from ingestd.storage.options import StorageOptions
 from ingestd.storage.storages import Storages
 from ingestd.streaming import InvalidConnection
@@ -37,12 +38,13 @@ from tests.support.stack import Stack, eventually
 _TYPES = "id bigint, flag boolean, money decimal(10,2), txt string, day date, tags array<string>"
 
 
-# Such a test examines one storage in each run, and both with `-m soak`.
-_HDFS = pytest.mark.parametrize("box", ["hdfs", pytest.param("s3", marks=pytest.mark.soak)], indirect=True)
-_S3 = pytest.mark.parametrize("box", [pytest.param("hdfs", marks=pytest.mark.soak), "s3"], indirect=True)
+_soak = partial(pytest.param, marks=pytest.mark.soak)
+# Such a test examines one storage in each run, and all with `-m soak`.
+_HDFS = pytest.mark.parametrize("box", ["hdfs", _soak("s3"), _soak("local")], indirect=True)
+_S3 = pytest.mark.parametrize("box", ["s3", _soak("hdfs"), _soak("local")], indirect=True)
 
 
-@pytest.fixture(scope="module", params=["hdfs", "s3"])
+@pytest.fixture(scope="module", params=["hdfs", "s3", _soak("local")])
 def box(processes: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     state_dir = tmp_path_factory.mktemp(request.param)
     with running(SandboxOptions(state_dir=state_dir, hiveserver2=True, storage=request.param)) as made:
@@ -57,15 +59,20 @@ def addresses(box: Sandbox) -> Addresses:
 
 def _assert_clean(stack: Stack) -> None:
     """Assert that neither a staging directory nor an open transaction is left."""
-    assert stack.addresses.hadoop_conf_dir
-    storages = Storages(StorageOptions(hadoop_conf_dir=Path(stack.addresses.hadoop_conf_dir)))
+    storages = Storages(_options(stack))
     table = load_acid_table(stack.metastore, TableName("default", stack.name))
-    assert table.location.startswith(stack.addresses.warehouse)
+    warehouse = split(stack.addresses.warehouse).levels
+    assert split(table.location).levels[: len(warehouse)] == warehouse
     for root in (".ingestd-staging", ".ingestd-streaming"):
         assert storages.at(table.location).leftovers(f"{table.location}/{root}") == []
     agents = [txn.hostname for txn in describe_transactions(stack.metastore) if txn.state == ttypes.TxnState.OPEN]
     # A transaction that a killed process used to count rows ends with `hive.txn.timeout`.
     assert [agent for agent in agents if agent and agent.startswith("ingestd/ingestd/")] == []
+
+
+def _options(stack: Stack) -> StorageOptions:
+    folder = stack.addresses.hadoop_conf_dir
+    return StorageOptions(hadoop_conf_dir=Path(folder) if folder else None)
 
 
 # After the others, the storage is as after the step before.
@@ -206,10 +213,10 @@ def test_owner_when_frozen_and_resumed_then_its_rival_has_committed_200_partitio
     _assert_clean(stack)
 
 
+@pytest.mark.parametrize("box", ["hdfs", "s3"], indirect=True)
 def test_streaming_when_hive_is_configured_then_rows_are_readable_and_batches_are_refused(stack: Stack) -> None:
     stack.table("id int, note string", "day string")
-    assert stack.addresses.hadoop_conf_dir
-    storage = StorageOptions(hadoop_conf_dir=Path(stack.addresses.hadoop_conf_dir))
+    storage = _options(stack)
     # A program that has a Hive configuration passes the same properties, and not the option `storage`.
     configuration = dict(Configuration().storage_options(storage).properties or {})
     data = pa.table({"id": pa.array(range(10), pa.int32()), "note": ["n"] * 10, "day": ["a", "b"] * 5})
