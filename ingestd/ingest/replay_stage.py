@@ -10,8 +10,10 @@ from __future__ import annotations
 import pickle
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Protocol
 
@@ -34,6 +36,7 @@ from ingestd.ingest.target import decoding_of, partitioning_of
 from ingestd.kafka.reader import Batch
 from ingestd.spark.engine import Engine, JobGroup
 from ingestd.spark.query import Query
+from ingestd.storage.system_errors import guarded
 
 _LIMITS = PoolLimits(pending_bytes=16 << 20)
 
@@ -158,9 +161,11 @@ class _QueriedOutput:
         self._file = NamedTemporaryFile(prefix="ingestd-replay-")  # noqa: SIM115 - `finish` or `abort` closes it
 
     def write(self, batches: Sequence[pa.RecordBatch]) -> None:
-        for batch in batches:
-            pickle.dump(batch, self._file)
-            self._has_rows |= batch.num_rows > 0
+        with guarded(Path(self._file.name)):
+            for batch in batches:
+                pickle.dump(batch, self._file)
+                self._has_rows |= batch.num_rows > 0
+            self._file.flush()
 
     def finish(self) -> tuple[StagingFile, ...]:
         files = self._evaluated() if self._has_rows else ()
@@ -170,10 +175,10 @@ class _QueriedOutput:
         return files
 
     def abort(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # of a full disk, to which its buffer cannot be written
+            self._file.close()
 
     def _evaluated(self) -> tuple[StagingFile, ...] | IngestdError:
-        self._file.flush()
         access = self._engine.share(self._access)
         try:
             read, write = partial(_decoded_rows, self._file.name), partial(write_rows, access.reference())
