@@ -16,7 +16,7 @@ from ingestd.cli.run import with_config
 from ingestd.config.document import Document, load
 from ingestd.daemon import log
 from ingestd.errors import IngestdError
-from ingestd.ingest.checks import (
+from ingestd.ingest.inspection.checks import (
     Finding,
     check_control,
     check_group,

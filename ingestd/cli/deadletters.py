@@ -19,12 +19,12 @@ from ingestd.cli.run import with_config
 from ingestd.cli.source import Source
 from ingestd.daemon import log
 from ingestd.errors import IngestdError
-from ingestd.ingest.checks import counted
-from ingestd.ingest.letter_groups import LetterGroup, grouped
-from ingestd.ingest.letter_reader import Selection
-from ingestd.ingest.letter_table import Letter
+from ingestd.ingest.inspection.checks import counted
+from ingestd.ingest.letters.groups import LetterGroup, grouped
+from ingestd.ingest.letters.reader import Selection
+from ingestd.ingest.letters.table import Letter
+from ingestd.ingest.offline.replay import ReplayResult
 from ingestd.ingest.options import parse_time
-from ingestd.ingest.replay import ReplayResult
 
 _GROUPS = (
     *(Column("topic"), Column("column"), Column("reason of the first"), number("letters")),

@@ -26,9 +26,9 @@ from ingestd.formats.registry import Registry
 from ingestd.hive.client import Metastore
 from ingestd.hive.creation import NewTable
 from ingestd.hive.tables import TableName, list_tables, require_writable_database
+from ingestd.ingest.inspection.sample import match, propose, read_sample
 from ingestd.ingest.options import ControlOptions
-from ingestd.ingest.sample import match, propose, read_sample
-from ingestd.ingest.target import load_target
+from ingestd.ingest.table.target import load_target
 from ingestd.kafka.admin import Broker
 
 _SHOWN = 30

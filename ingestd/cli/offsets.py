@@ -20,10 +20,10 @@ from ingestd.cli.run import with_config
 from ingestd.cli.source import Source, with_endpoint
 from ingestd.errors import ConfigError
 from ingestd.ingest.control import PositionChange, Request
+from ingestd.ingest.inspection.positions import NewPosition, PartitionMove, position_change, preview
+from ingestd.ingest.inspection.stored import StoredMapping
 from ingestd.ingest.options import MappingOptions, milliseconds, parse_time
-from ingestd.ingest.ownership import OwnerAlive
-from ingestd.ingest.positions import NewPosition, PartitionMove, position_change, preview
-from ingestd.ingest.stored import StoredMapping
+from ingestd.ingest.ownership.owner import OwnerAlive
 from ingestd.kafka.ranges import Offsets, TopicPartition
 
 _COLUMNS = (Column("topic"), *map(number, ("partition", "earliest", "committed", "end", "lag")))

@@ -15,8 +15,8 @@ from ingestd.cli.presentation import Column, Output, console, number, print_json
 from ingestd.cli.run import with_config
 from ingestd.cli.source import Source
 from ingestd.daemon import log
-from ingestd.ingest.checks import counted
-from ingestd.ingest.preview import AtOffset, AtTime, InvalidStart, Preview, PreviewRow, parse_start
+from ingestd.ingest.inspection.checks import counted
+from ingestd.ingest.inspection.preview import AtOffset, AtTime, InvalidStart, Preview, PreviewRow, parse_start
 
 _ORIGIN = (Column("topic"), number("partition"), number("offset"))
 _REJECTS = (*_ORIGIN, Column("column"), Column("reason"))

@@ -21,13 +21,13 @@ from ingestd.daemon import failpoints, log
 from ingestd.errors import ConfigError
 from ingestd.hive.client import Metastore
 from ingestd.ingest.control import Request
-from ingestd.ingest.letter_reader import Selection, read_letters
-from ingestd.ingest.letter_table import Letter
-from ingestd.ingest.offline import change_stored, retire
+from ingestd.ingest.inspection.preview import AtOffset, AtTime, Preview, preview
+from ingestd.ingest.inspection.stored import StoredMapping, find_options, read_mapping, read_mappings, read_retirable
+from ingestd.ingest.letters.reader import Selection, read_letters
+from ingestd.ingest.letters.table import Letter
+from ingestd.ingest.offline.change import change_stored, retire
+from ingestd.ingest.offline.replay import ReplayResult, replay, try_replay
 from ingestd.ingest.options import MappingOptions
-from ingestd.ingest.preview import AtOffset, AtTime, Preview, preview
-from ingestd.ingest.replay import ReplayResult, replay, try_replay
-from ingestd.ingest.stored import StoredMapping, find_options, read_mapping, read_mappings, read_retirable
 from ingestd.publish.warehouse import Warehouse
 from ingestd.spark.local import LocalEngine
 from ingestd.storage.storages import Storages

@@ -21,7 +21,7 @@ from ingestd.cli.source import Source, with_endpoint
 from ingestd.clock import now, pause
 from ingestd.daemon.http.policies import policy_entry
 from ingestd.errors import IngestdError
-from ingestd.ingest.stored import StoredMapping
+from ingestd.ingest.inspection.stored import StoredMapping
 from ingestd.kafka.hidden import BRIEF_SECONDS
 from ingestd.replication.policy_status import read_statuses
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from ingestd.errors import ConfigError
 from ingestd.hive.tables import TableName
-from ingestd.ingest.sample import Match
+from ingestd.ingest.inspection.sample import Match
 
 _SECTIONS = ("metastore", "kafka", "registry")
 _SECRET = re.compile(r"password|secret|token|credential|key\.pem|jaas|\.pem$", re.IGNORECASE)

@@ -30,8 +30,8 @@ from ingestd.compaction.watch import CompactionStatus
 from ingestd.daemon.policy_metrics import PolicyMetrics, escaped, head, policy_lines
 from ingestd.hive.kerberos import ticket_seconds
 from ingestd.hive.security import Kerberos
-from ingestd.ingest.durations import LIMITS, Durations
-from ingestd.ingest.monitor import Monitor, Snapshot, State
+from ingestd.ingest.monitoring.histograms import LIMITS, Durations
+from ingestd.ingest.monitoring.monitor import Monitor, Snapshot, State
 from ingestd.spark.engine import Engine
 
 __all__ = ["CONTENT_TYPE", "Metrics"]

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 from sdnotify import SystemdNotifier
 
 from ingestd.clock import Deadline, monotonic
-from ingestd.ingest.monitor import Monitor, Snapshot
-from ingestd.ingest.signals import Signals
+from ingestd.ingest.control import Signals
+from ingestd.ingest.monitoring.monitor import Monitor, Snapshot
 
 _REPORT_SECONDS = 2.0
 # Reports per watchdog period.

@@ -19,10 +19,10 @@ from ingestd.daemon.notify import Notifier
 from ingestd.daemon.policy_metrics import PolicyMetrics
 from ingestd.daemon.supervisor import Supervisor
 from ingestd.errors import IngestdError
-from ingestd.ingest.lag_watch import LagWatch
-from ingestd.ingest.liveness import Liveness
+from ingestd.ingest.control import Signals
+from ingestd.ingest.monitoring.lag_watch import LagWatch
+from ingestd.ingest.ownership.liveness import Liveness
 from ingestd.ingest.services import Clients
-from ingestd.ingest.signals import Signals
 from ingestd.publish.warehouse import Warehouse
 from ingestd.spark.engine import Engine, EngineLimits
 from ingestd.spark.session import Session

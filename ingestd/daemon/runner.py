@@ -14,11 +14,10 @@ from dataclasses import replace
 
 from ingestd.clock import monotonic
 from ingestd.errors import IngestdError
-from ingestd.ingest.control import RequestFailed
+from ingestd.ingest.control import RequestFailed, Signals
 from ingestd.ingest.mapping import MappingLoop
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.services import Handles
-from ingestd.ingest.signals import Signals
 from ingestd.ingest.workers import Worker, Workers
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from ingestd.clock import pause
 from ingestd.config.files import Settings, read_document
 from ingestd.errors import ConfigError, IngestdError, Unavailable
-from ingestd.ingest.signals import Signals
+from ingestd.ingest.control import Signals
 from ingestd.spark.launch import JAVA_OPTIONS, QUERY_JAVA_OPTIONS
 from ingestd.spark.options import SparkOptions
 from ingestd.spark.session import Session

@@ -18,15 +18,14 @@ from ingestd.config.document import Document, Scope
 from ingestd.daemon.reload import Changes, find_changes
 from ingestd.daemon.runner import Runner, UnexpectedError
 from ingestd.errors import ConfigError, IngestdError
-from ingestd.ingest import events
 from ingestd.ingest.commit import LOCK_SECONDS
-from ingestd.ingest.control import Control
+from ingestd.ingest.control import Control, Signals
+from ingestd.ingest.inspection.preview import AtOffset, AtTime, Preview, preview
 from ingestd.ingest.mapping import MappingLoop
-from ingestd.ingest.monitor import Limits, Monitor, is_stuck
+from ingestd.ingest.monitoring import events
+from ingestd.ingest.monitoring.monitor import Limits, Monitor, is_stuck
 from ingestd.ingest.options import MappingOptions
-from ingestd.ingest.preview import AtOffset, AtTime, Preview, preview
 from ingestd.ingest.services import Clients, Handles
-from ingestd.ingest.signals import Signals
 from ingestd.ingest.steps import Observe, ignore
 from ingestd.ingest.workers import Worker, Workers
 from ingestd.replication.cluster import Cluster

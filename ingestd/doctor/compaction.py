@@ -11,7 +11,7 @@ from ingestd.doctor.finding import Check, Verdict, ok, warning
 from ingestd.doctor.metastore import Service
 from ingestd.hive import health
 from ingestd.hive.compactions import Compaction, read_compactions
-from ingestd.ingest.checks import counted
+from ingestd.ingest.inspection.checks import counted
 
 # Hive's own check intervals are 5 minutes.
 _QUEUED_WARNING_SECONDS = 900.0

@@ -16,12 +16,12 @@ from ingestd.errors import BrokerUnavailable, IngestdError, InvalidTopic, Offset
 from ingestd.formats.options import uses_registry
 from ingestd.hive import health, leases
 from ingestd.hive.client import Metastore
-from ingestd.ingest.checks import counted, mirrored_group, readable_topic, usable_registry, writable_topic
-from ingestd.ingest.claims import last_heartbeat
-from ingestd.ingest.excerpt import ExcerptLimits
+from ingestd.ingest.inspection.checks import counted, mirrored_group, readable_topic, usable_registry, writable_topic
+from ingestd.ingest.inspection.excerpt import ExcerptLimits
+from ingestd.ingest.inspection.preview import NothingToPreview, take_sample
+from ingestd.ingest.inspection.stored import PartitionOffsets, read_mapping
 from ingestd.ingest.options import MappingOptions
-from ingestd.ingest.preview import NothingToPreview, take_sample
-from ingestd.ingest.stored import PartitionOffsets, read_mapping
+from ingestd.ingest.ownership.claims import last_heartbeat
 from ingestd.kafka.admin import Broker
 from ingestd.kafka.hidden import BRIEF_SECONDS, Hidden, find_hidden
 from ingestd.kafka.ranges import Offsets, TopicPartition

@@ -16,7 +16,7 @@ from ingestd.errors import IngestdError, InvalidTable, MetastoreUnavailable
 from ingestd.hive import health
 from ingestd.hive.client import Metastore
 from ingestd.hive.health import ClockReading, Uncommitted
-from ingestd.ingest.checks import grants_locks
+from ingestd.ingest.inspection.checks import grants_locks
 from ingestd.replication.holds import HOLD
 
 _OLDEST_MAJOR = 4

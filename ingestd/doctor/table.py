@@ -18,8 +18,8 @@ from ingestd.doctor.mapping import Examined
 from ingestd.hive.creation import exists
 from ingestd.hive.partitions import by_call, partition_names
 from ingestd.hive.tables import WHOLE_TABLE, Table, TableName, load_acid_table, read_table
-from ingestd.ingest.checks import usable_letters, usable_table, writable_letters, writable_storage
-from ingestd.ingest.permissions import NotShared, changeable_directories
+from ingestd.ingest.inspection.checks import usable_letters, usable_table, writable_letters, writable_storage
+from ingestd.ingest.inspection.permissions import NotShared, changeable_directories
 from ingestd.publish.row_count_audit import audit
 from ingestd.storage.contract import PermissionDenied
 

@@ -7,7 +7,7 @@ The steps of a transaction:
 
  1. plan             choose the offset ranges to read                                      `plan.py`
  2. open             open a transaction, allocate a write id and start heartbeats          `ledger.py`
- 3. stage            read and decode the records, write files into a hidden directory      `stage.py`
+ 3. stage            read and decode the records, write files into a hidden directory      `stage/`
  4. lock and fence   lock the table and the lease; check that the offsets are unchanged    here
  5. register         create the partitions, before a file appears in them                  `publish/protocol.py`
  6. place            move each delta into the table by one rename
@@ -30,9 +30,9 @@ from ingestd.hive import transactions
 from ingestd.hive.control import ControlTable, read_state
 from ingestd.hive.tables import Table, TableName, load_acid_table
 from ingestd.hive.transactions import Transaction, Wait, WriteLock
+from ingestd.ingest.letters.rejects import Rejects
 from ingestd.ingest.options import MappingOptions, OnError
 from ingestd.ingest.plan import Plan
-from ingestd.ingest.rejects import Rejects
 from ingestd.ingest.state import MappingState
 from ingestd.ingest.steps import StepWatch
 from ingestd.kafka.timestamps import FirstRecord

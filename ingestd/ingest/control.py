@@ -1,7 +1,9 @@
-"""What operators request of a running mapping: pause, resume, flush, or another position.
+"""What reaches a running mapping from outside: the signals that end it, and the requests of operators.
 
-Invariant: a request only wakes the mapping. The main loop carries it out between two transactions, and then its future
-has a result. A request is carried out completely or not at all. If the mapping ends first, the request fails.
+Invariant: `stop` and `abort` are never cleared. `abort` is set only after `stop`, by a second signal or after a time
+limit. A request (pause, resume, flush, another position) only wakes the mapping. The main loop carries it out between
+two transactions, and then its future has a result. A request is carried out completely or not at all. If the mapping
+ends first, the request fails.
 """
 
 from __future__ import annotations
@@ -14,6 +16,18 @@ from typing import Literal
 
 from ingestd.errors import IngestdError
 from ingestd.kafka.ranges import Offsets
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """The events that end mappings: `stop` commits the open transactions first, `abort` aborts them.
+
+    `reload` requests that the supervisor reads the configuration again; it is cleared when that begins.
+    """
+
+    stop: threading.Event = field(default_factory=threading.Event)
+    abort: threading.Event = field(default_factory=threading.Event)
+    reload: threading.Event = field(default_factory=threading.Event)
 
 
 class RequestFailed(IngestdError):

@@ -14,15 +14,15 @@ from ingestd.errors import IngestdError
 from ingestd.hive import transactions
 from ingestd.hive.tables import Table, require_writable_database
 from ingestd.hive.transactions import Transaction
-from ingestd.ingest import events
-from ingestd.ingest.columns import columns_of
 from ingestd.ingest.commit import PendingTransaction, Target
+from ingestd.ingest.monitoring import events
 from ingestd.ingest.plan import Plan
 from ingestd.ingest.recovery import Checkpoint
 from ingestd.ingest.services import Services
 from ingestd.ingest.state import MappingState
 from ingestd.ingest.steps import StepWatch
-from ingestd.ingest.target import letters_name, load_target
+from ingestd.ingest.table.columns import columns_of
+from ingestd.ingest.table.target import letters_name, load_target
 from ingestd.kafka.ranges import Position
 from ingestd.publish.staging import DAEMON, Staging
 

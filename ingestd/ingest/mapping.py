@@ -21,20 +21,20 @@ from ingestd.hive.leases import Claim
 from ingestd.hive.partitions import PartitionsRefused
 from ingestd.hive.tables import Table, TableName
 from ingestd.hive.transactions import Wait
-from ingestd.ingest import events
 from ingestd.ingest.commit import LOCK_SECONDS
 from ingestd.ingest.control import RequestFailed
-from ingestd.ingest.evolution import ColumnsNeeded, plan_columns
 from ingestd.ingest.ledger import Ledger
+from ingestd.ingest.monitoring import events
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.pipeline import Pipeline
 from ingestd.ingest.plan import Planner, first_position
 from ingestd.ingest.recovery import Recovery
 from ingestd.ingest.requests import Requests
 from ingestd.ingest.services import Clients, Handles, Services
-from ingestd.ingest.stage import TransactionTooLarge
-from ingestd.ingest.stage_jobs import StageJobs
-from ingestd.ingest.target import partitioning_of
+from ingestd.ingest.stage.jobs import StageJobs
+from ingestd.ingest.stage.task import TransactionTooLarge
+from ingestd.ingest.table.evolution import ColumnsNeeded, plan_columns
+from ingestd.ingest.table.target import partitioning_of
 from ingestd.ingest.workers import Worker
 from ingestd.kafka.hidden import Hidden, find_hidden
 from ingestd.kafka.ranges import Offsets, TopicPartition

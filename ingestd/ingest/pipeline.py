@@ -15,18 +15,18 @@ from dataclasses import replace
 from ingestd.errors import IngestdError, InvalidTable, OffsetsLost, StorageUnavailable, TransactionAborted
 from ingestd.formats.options import join_of
 from ingestd.hive.transactions import Transaction
-from ingestd.ingest.columns import columns_of, require_fit
 from ingestd.ingest.commit import PendingTransaction
-from ingestd.ingest.dead_letters import LetterTargets
-from ingestd.ingest.evolution import ColumnsNeeded, merged
 from ingestd.ingest.ledger import Ledger
-from ingestd.ingest.letter_table import LetterTable
+from ingestd.ingest.letters.rejects import Rejects, check_limit
+from ingestd.ingest.letters.table import LetterTable
+from ingestd.ingest.letters.writer import LetterTargets
 from ingestd.ingest.plan import Plan, Planner
-from ingestd.ingest.rejects import Rejects, check_limit
 from ingestd.ingest.services import Services
-from ingestd.ingest.stage import RecordRules, StagedTable, StageResult, StageTask, check_partition_count
-from ingestd.ingest.stage_jobs import StageJobs
-from ingestd.ingest.target import check_query, decoding_of, load_letters, partitioning_of
+from ingestd.ingest.stage.jobs import StageJobs
+from ingestd.ingest.stage.task import RecordRules, StagedTable, StageResult, StageTask, check_partition_count
+from ingestd.ingest.table.columns import columns_of, require_fit
+from ingestd.ingest.table.evolution import ColumnsNeeded, merged
+from ingestd.ingest.table.target import check_query, decoding_of, load_letters, partitioning_of
 from ingestd.ingest.workers import Worker
 from ingestd.kafka.ranges import Offsets, split
 from ingestd.spark.errors import JobFailed

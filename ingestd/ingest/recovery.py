@@ -15,10 +15,10 @@ from ingestd.errors import InvalidTable
 from ingestd.hive.control import ControlTable, ensure_control_table, read_state
 from ingestd.hive.tables import Table, TableName
 from ingestd.ingest.commit import Committer
-from ingestd.ingest.new_table import ensure_letters, ensure_target
 from ingestd.ingest.services import Services
 from ingestd.ingest.state import MappingState
-from ingestd.ingest.target import existing_tables, letters_name
+from ingestd.ingest.table.creation import ensure_letters, ensure_target
+from ingestd.ingest.table.target import existing_tables, letters_name
 from ingestd.publish.row_counts import RowCounts
 
 # A new owner checks the row counts of the whole table after this delay, so that its first commit does not wait.

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable, Collection
 
 from ingestd.errors import CommitOutcomeUnknown, IngestdError
-from ingestd.ingest.columns import columns_of, describe, find_losses
 from ingestd.ingest.control import Control, PositionChange, Request, RequestFailed
 from ingestd.ingest.ledger import Change, Ledger
+from ingestd.ingest.table.columns import columns_of, describe, find_losses
 from ingestd.kafka.admin import Broker
 from ingestd.kafka.ranges import Offsets, Position, TopicIdentity, TopicPartition
 

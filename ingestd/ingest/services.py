@@ -20,17 +20,16 @@ from ingestd.compaction.watch import TableWatch
 from ingestd.errors import IngestdError
 from ingestd.hive.client import Metastore
 from ingestd.hive.tables import TableName
-from ingestd.ingest import events
-from ingestd.ingest.control import Control
-from ingestd.ingest.liveness import Liveness
-from ingestd.ingest.monitor import Monitor
+from ingestd.ingest.control import Control, Signals
+from ingestd.ingest.monitoring import events
+from ingestd.ingest.monitoring.monitor import Monitor
+from ingestd.ingest.monitoring.reporter import CompactionReport, Reporter
 from ingestd.ingest.options import MappingOptions
-from ingestd.ingest.ownership import Ownership
-from ingestd.ingest.refused import RefusedPartitions
-from ingestd.ingest.reporter import CompactionReport, Reporter
-from ingestd.ingest.signals import Signals
+from ingestd.ingest.ownership.liveness import Liveness
+from ingestd.ingest.ownership.owner import Ownership
 from ingestd.ingest.staging_area import StagingArea
 from ingestd.ingest.steps import Observe, ignore
+from ingestd.ingest.table.refused import RefusedPartitions
 from ingestd.kafka.admin import Broker
 from ingestd.kafka.shared import KafkaClients
 from ingestd.publish.warehouse import Warehouse

@@ -12,7 +12,7 @@ from ingestd.clock import Deadline
 from ingestd.errors import IngestdError
 from ingestd.hive.tables import Table
 from ingestd.hive.transactions import Transaction
-from ingestd.ingest import events
+from ingestd.ingest.monitoring import events
 from ingestd.publish import staging
 from ingestd.publish.staging import DAEMON, Staging
 from ingestd.publish.warehouse import Warehouse

@@ -1,6 +1,6 @@
 """The log events of policies. Each function logs the event of the same name.
 
-Invariant: event names and fields are an interface that log processors depend on. `docs/operations.md` documents all
+Invariant: event names and fields are an interface that log processors depend on. `docs/events.md` documents all
 of them, and a test compares it with this module.
 """
 

@@ -17,7 +17,7 @@ from ingestd.acid.routing import Shape
 from ingestd.formats.json.options import JsonOptions
 from ingestd.formats.registry import Registry, RegistryOptions
 from ingestd.hive.tables import TableName
-from ingestd.ingest.sample import Match, Proposal, match, propose
+from ingestd.ingest.inspection.sample import Match, Proposal, match, propose
 from ingestd.schema import Column, HiveType
 from tests.support.command import Result, Run
 from tests.support.patience import LIMIT

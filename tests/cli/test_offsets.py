@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ingestd.config.document import load
-from ingestd.ingest.positions import NewPosition, preview
-from ingestd.ingest.stored import read_mapping
+from ingestd.ingest.inspection.positions import NewPosition, preview
+from ingestd.ingest.inspection.stored import read_mapping
 from ingestd.sandbox import Addresses
 from tests.support.command import Result, Run
 from tests.support.stack import Stack

@@ -17,7 +17,7 @@ from ingestd.daemon import log
 from ingestd.daemon.http.server import HttpServer
 from ingestd.errors import ConfigError, ConfigFaults
 from ingestd.ingest.control import Request, RequestFailed
-from ingestd.ingest.preview import AtOffset, AtTime, Preview
+from ingestd.ingest.inspection.preview import AtOffset, AtTime, Preview
 from ingestd.kafka.ranges import TopicPartition
 from ingestd.spark.engine import JobGroup
 from tests.support import certificates

@@ -11,7 +11,7 @@ import structlog
 
 from ingestd.daemon import log
 from ingestd.errors import RecordError, TransactionAborted
-from ingestd.ingest import events
+from ingestd.ingest.monitoring import events
 
 FIELD = re.compile(r'([\w.]+)=("(?:[^"\\]|\\.)*"|\S*)(?: |$)')
 

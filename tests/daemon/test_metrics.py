@@ -20,7 +20,7 @@ from ingestd.daemon.policy_metrics import PolicyMetrics
 from ingestd.errors import BrokerUnavailable, InvalidTable, Unavailable
 from ingestd.hive.client import Metastore
 from ingestd.hive.tables import TableName
-from ingestd.ingest.monitor import CommitRecord, Counted, Monitor, State
+from ingestd.ingest.monitoring.monitor import CommitRecord, Counted, Monitor, State
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.steps import STEPS
 from ingestd.kafka.hidden import Hidden

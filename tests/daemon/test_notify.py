@@ -13,9 +13,9 @@ import pytest
 from ingestd.daemon.notify import Notifier, status_line
 from ingestd.errors import MetastoreUnavailable
 from ingestd.hive.tables import TableName
-from ingestd.ingest.monitor import CommitRecord, Monitor, Problem, Snapshot
+from ingestd.ingest.control import Signals
+from ingestd.ingest.monitoring.monitor import CommitRecord, Monitor, Problem, Snapshot
 from ingestd.ingest.options import MappingOptions
-from ingestd.ingest.signals import Signals
 from ingestd.kafka.ranges import TopicPartition
 from tests.support.stack import Stack, eventually
 

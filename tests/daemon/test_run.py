@@ -13,9 +13,9 @@ import yaml
 from ingestd.config.document import Document, load
 from ingestd.daemon.supervisor import Supervisor
 from ingestd.errors import IngestdError, TransactionAborted
-from ingestd.ingest.liveness import Liveness
+from ingestd.ingest.control import Signals
+from ingestd.ingest.ownership.liveness import Liveness
 from ingestd.ingest.services import Clients
-from ingestd.ingest.signals import Signals
 from ingestd.ingest.steps import STEPS, Observe, ignore
 from ingestd.publish.warehouse import Warehouse
 from ingestd.spark.engine import Engine, JobGroup

@@ -22,9 +22,9 @@ from ingestd.hive.parameters import Parameters, WriterView, change_parameters
 from ingestd.hive.tables import TableName, load_acid_table
 from ingestd.hive.transactions import Wait
 from ingestd.hive.write_ids import read_snapshot
-from ingestd.ingest.claims import last_heartbeat
-from ingestd.ingest.letter_table import create_letter_table
+from ingestd.ingest.letters.table import create_letter_table
 from ingestd.ingest.options import MappingOptions
+from ingestd.ingest.ownership.claims import last_heartbeat
 from ingestd.sandbox import Addresses
 from ingestd.storage.local import local_path
 from ingestd.streaming import HiveStreamingConnection, StrictJsonWriter

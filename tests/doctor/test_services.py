@@ -19,7 +19,7 @@ from ingestd.errors import LoginFailed
 from ingestd.hive import health
 from ingestd.hive.client import Metastore
 from ingestd.hive.tables import TableName
-from ingestd.ingest.checks import readable_topic
+from ingestd.ingest.inspection.checks import readable_topic
 from tests.doctor.conftest import Examine
 from tests.support.kafka import KafkaBroker, kafka_broker
 from tests.support.metastore import Home, Process, metastore

@@ -16,7 +16,7 @@ from ingestd.config.document import load
 from ingestd.config.validation import type_name
 from ingestd.errors import InvalidTable
 from ingestd.formats.options import FormatOptions
-from ingestd.ingest.target import load_target
+from ingestd.ingest.table.target import load_target
 from tests.support.format_examples import PAGE, Example, changed, examples, new_format
 from tests.support.stack import Stack
 

@@ -9,10 +9,10 @@ from ingestd.clock import Stopwatch
 from ingestd.hive import leases
 from ingestd.hive.client import Metastore
 from ingestd.hive.tables import TableName
-from ingestd.ingest.liveness import Liveness
-from ingestd.ingest.monitor import Monitor
+from ingestd.ingest.monitoring.monitor import Monitor
 from ingestd.ingest.options import MappingOptions
-from ingestd.ingest.ownership import Ownership
+from ingestd.ingest.ownership.liveness import Liveness
+from ingestd.ingest.ownership.owner import Ownership
 from ingestd.streaming import ArrowWriter, HiveStreamingConnection
 from tests.support.metastore import Home, metastore
 from tests.support.proxy import proxy

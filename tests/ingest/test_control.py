@@ -15,8 +15,8 @@ from ingestd.config.document import load
 from ingestd.hive import leases
 from ingestd.hive.control import ensure_control_table, read_state
 from ingestd.ingest.control import PositionChange, Request, RequestFailed
-from ingestd.ingest.offline import change_stored
-from ingestd.ingest.ownership import OwnerAlive
+from ingestd.ingest.offline.change import change_stored
+from ingestd.ingest.ownership.owner import OwnerAlive
 from ingestd.ingest.state import MappingState
 from ingestd.kafka.ranges import TopicPartition
 from ingestd.publish.warehouse import Warehouse
@@ -34,7 +34,7 @@ from pathlib import Path
 from ingestd.config.document import load
 from ingestd.daemon.failpoints import from_environment
 from ingestd.ingest.control import Request
-from ingestd.ingest.offline import change_stored
+from ingestd.ingest.offline.change import change_stored
 from ingestd.publish.warehouse import Warehouse
 from ingestd.storage.storages import Storages
 document = load([Path(sys.argv[1])])

@@ -14,7 +14,7 @@ import pytest
 from ingestd.clock import now
 from ingestd.hive.partitions import ROWS_WRITTEN
 from ingestd.hive.tables import TableName, read_table
-from ingestd.ingest.letter_table import definition
+from ingestd.ingest.letters.table import definition
 from ingestd.ingest.steps import STEPS
 from ingestd.kafka.admin import Broker
 from ingestd.kafka.record import Record

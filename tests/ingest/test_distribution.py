@@ -15,8 +15,8 @@ from ingestd.acid.buckets import bucket_of_rows
 from ingestd.acid.writer_pool import StagingFile
 from ingestd.errors import StorageUnavailable, TransactionAborted
 from ingestd.hive.tables import TableName, load_acid_table
-from ingestd.ingest.exchange import require_all
-from ingestd.ingest.stage import StageResult
+from ingestd.ingest.stage.exchange import require_all
+from ingestd.ingest.stage.task import StageResult
 from ingestd.sandbox import Addresses
 from ingestd.schema import Column, HiveType
 from ingestd.storage.local import local_path

@@ -17,11 +17,11 @@ from ingestd.formats.options import FormatOptions, join_of
 from ingestd.formats.whole_value import TextOptions
 from ingestd.hive.creation import NewTable
 from ingestd.hive.tables import Table, TableName
-from ingestd.ingest.columns import columns_of
-from ingestd.ingest.decoding import KafkaColumns, RowDecoder
-from ingestd.ingest.evolution import ColumnsNeeded, evolved_columns, merged, plan_columns, require_columns
 from ingestd.ingest.options import Evolution, KafkaField, MappingOptions
-from ingestd.ingest.partitioning import Partitioning
+from ingestd.ingest.rows.decoding import KafkaColumns, RowDecoder
+from ingestd.ingest.rows.partitioning import Partitioning
+from ingestd.ingest.table.columns import columns_of
+from ingestd.ingest.table.evolution import ColumnsNeeded, evolved_columns, merged, plan_columns, require_columns
 from ingestd.kafka.reader import Batch
 from ingestd.schema import Column, HiveType
 from tests.support.avro import encode, schema_of

@@ -14,13 +14,13 @@ from ingestd.acid.routing import Shape, Writers
 from ingestd.errors import IngestdError, RecordError
 from ingestd.formats.json.options import JsonOptions
 from ingestd.hive.tables import TableName
-from ingestd.ingest.dead_letters import LetterTargets
-from ingestd.ingest.evolution import ColumnsNeeded
-from ingestd.ingest.exchange import Sent, receive
+from ingestd.ingest.letters.writer import LetterTargets
 from ingestd.ingest.options import MappingOptions
-from ingestd.ingest.partitioning import Partitioning
-from ingestd.ingest.stage import Access, RecordRules, StagedTable, StageResult, StageTask
-from ingestd.ingest.transform import Decoding
+from ingestd.ingest.rows.partitioning import Partitioning
+from ingestd.ingest.rows.transform import Decoding
+from ingestd.ingest.stage.exchange import Sent, receive
+from ingestd.ingest.stage.task import Access, RecordRules, StagedTable, StageResult, StageTask
+from ingestd.ingest.table.evolution import ColumnsNeeded
 from ingestd.schema import Column, HiveType
 from ingestd.spark.shared import Reference
 from ingestd.storage.storages import Storages

@@ -15,8 +15,8 @@ from ingestd.config.document import load
 from ingestd.doctor.finding import Verdict
 from ingestd.doctor.mapping import KAFKA_CHECKS, Examined
 from ingestd.hive.tables import TableName
-from ingestd.ingest.lag_watch import LagWatch
-from ingestd.ingest.monitor import Monitor
+from ingestd.ingest.monitoring.lag_watch import LagWatch
+from ingestd.ingest.monitoring.monitor import Monitor
 from ingestd.ingest.options import MappingOptions
 from ingestd.kafka.admin import Broker
 from ingestd.kafka.hidden import Hidden, find_hidden

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ingestd.config.document import load
-from ingestd.ingest.preview import preview
+from ingestd.ingest.inspection.preview import preview
 from ingestd.sandbox import Addresses
 from tests.support.daemon import DaemonThread, shared_engine
 from tests.support.records import read_all

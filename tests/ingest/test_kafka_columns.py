@@ -23,12 +23,12 @@ from ingestd.formats.avro.options import AvroOptions
 from ingestd.formats.decoder import DecodeResult
 from ingestd.formats.json.options import JsonOptions
 from ingestd.formats.record_decoder import Tombstones
-from ingestd.ingest.decoding import KafkaColumns, RowDecoder
-from ingestd.ingest.evolution import evolved_columns
+from ingestd.ingest.inspection.preview import preview
 from ingestd.ingest.options import KafkaField
-from ingestd.ingest.partitioning import Partitioning
-from ingestd.ingest.preview import preview
-from ingestd.ingest.target import load_target
+from ingestd.ingest.rows.decoding import KafkaColumns, RowDecoder
+from ingestd.ingest.rows.partitioning import Partitioning
+from ingestd.ingest.table.evolution import evolved_columns
+from ingestd.ingest.table.target import load_target
 from ingestd.kafka.reader import Batch
 from ingestd.kafka.record import Record
 from ingestd.sandbox import Addresses

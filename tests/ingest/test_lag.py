@@ -6,9 +6,9 @@ import pytest
 from confluent_kafka import Producer
 
 from ingestd.clock import now
-from ingestd.ingest.lag_watch import LagWatch
-from ingestd.ingest.monitor import Monitor
-from ingestd.ingest.oldest import OldestRecords
+from ingestd.ingest.monitoring.lag_watch import LagWatch
+from ingestd.ingest.monitoring.monitor import Monitor
+from ingestd.ingest.monitoring.oldest import OldestRecords
 from ingestd.kafka.ranges import TopicPartition
 from ingestd.kafka.shared import KafkaClients
 from ingestd.kafka.timestamps import FirstRecord

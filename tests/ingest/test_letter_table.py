@@ -13,8 +13,8 @@ from pyarrow import orc
 
 from ingestd.acid.writer_pool import StagingFiles, WriterPool
 from ingestd.formats.decoder import Reject
-from ingestd.ingest.dead_letters import Origin, parse_letter
-from ingestd.ingest.letter_table import COLUMNS, Letter, letter_rows, letters_of
+from ingestd.ingest.letters.table import COLUMNS, Letter, letter_rows, letters_of
+from ingestd.ingest.letters.writer import Origin, parse_letter
 from ingestd.kafka.ranges import TopicIdentity, TopicPartition
 from ingestd.kafka.reader import Batch
 from ingestd.kafka.record import Record

@@ -6,7 +6,7 @@ from typing import Any
 
 from ingestd.errors import BrokerUnavailable, MetastoreUnavailable, TransactionAborted
 from ingestd.hive.tables import TableName
-from ingestd.ingest.monitor import Limits, Monitor, Snapshot, is_stuck
+from ingestd.ingest.monitoring.monitor import Limits, Monitor, Snapshot, is_stuck
 from ingestd.ingest.options import MappingOptions
 from tests.support.daemon import DaemonThread, Hold
 from tests.support.http import options

@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 from ingestd.config.document import load
-from ingestd.ingest.new_table import find_target
+from ingestd.ingest.table.creation import find_target
 from tests.support.avro import logical, schema_of
 from tests.support.protobuf import Field, class_of, file_of, message
 from tests.support.registry import RegistryServer, registry_server, serialize

@@ -19,11 +19,11 @@ from ingestd.hive import leases, transactions
 from ingestd.hive.client import Metastore
 from ingestd.hive.leases import Claim
 from ingestd.hive.tables import TableName, load_acid_table
-from ingestd.ingest.claims import daemon_lease
-from ingestd.ingest.liveness import Liveness
-from ingestd.ingest.monitor import Monitor
+from ingestd.ingest.monitoring.monitor import Monitor
 from ingestd.ingest.options import MappingOptions
-from ingestd.ingest.ownership import Ownership
+from ingestd.ingest.ownership.claims import daemon_lease
+from ingestd.ingest.ownership.liveness import Liveness
+from ingestd.ingest.ownership.owner import Ownership
 from ingestd.storage.local import local_path
 from tests.support.patience import LIMIT
 from tests.support.proxy import proxy

@@ -15,8 +15,8 @@ from ingestd.acid.routing import Shape, route
 from ingestd.errors import InvalidTable
 from ingestd.formats.decoder import DecodeResult
 from ingestd.formats.json.options import JsonOptions
-from ingestd.ingest.decoding import KafkaColumns, RowDecoder
-from ingestd.ingest.partitioning import Partitioning
+from ingestd.ingest.rows.decoding import KafkaColumns, RowDecoder
+from ingestd.ingest.rows.partitioning import Partitioning
 from ingestd.kafka.reader import Batch
 from ingestd.schema import Column, HiveType
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ingestd.ingest.permissions import NotShared, levels, require_changeable
+from ingestd.ingest.inspection.permissions import NotShared, levels, require_changeable
 from ingestd.storage.contract import Permissions
 
 _LOCAL, _HDFS = "file:/warehouse/t", "hdfs://cluster/warehouse/t"

@@ -24,8 +24,8 @@ from ingestd.hive.statistics import distrust_counts
 from ingestd.hive.tables import Table, TableName, as_acid_table, load_acid_table
 from ingestd.hive.transactions import Wait, open_transactions
 from ingestd.hive.write_ids import read_snapshot
-from ingestd.ingest.letter_reader import Selection
-from ingestd.ingest.replay import replay
+from ingestd.ingest.letters.reader import Selection
+from ingestd.ingest.offline.replay import replay
 from ingestd.publish.warehouse import Warehouse
 from ingestd.sandbox.state import Layout
 from ingestd.storage.local import local_path

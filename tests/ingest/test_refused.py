@@ -5,8 +5,8 @@ from __future__ import annotations
 from ingestd.acid.encoding import Encoding
 from ingestd.acid.routing import Shape
 from ingestd.hive.partitions import PartitionsRefused
-from ingestd.ingest.partitioning import Partitioning
-from ingestd.ingest.refused import RecordsRefused, RefusedPartitions
+from ingestd.ingest.rows.partitioning import Partitioning
+from ingestd.ingest.table.refused import RecordsRefused, RefusedPartitions
 from ingestd.schema import Column, HiveType
 
 _TEXT = HiveType.parse("string")

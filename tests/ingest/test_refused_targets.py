@@ -9,8 +9,8 @@ from typing import Any
 from ingestd.config.document import load
 from ingestd.hive.creation import exists
 from ingestd.hive.tables import TableName, load_acid_table, read_table
-from ingestd.ingest.checks import check_control, check_locations
-from ingestd.ingest.letter_table import definition
+from ingestd.ingest.inspection.checks import check_control, check_locations
+from ingestd.ingest.letters.table import definition
 from tests.support.daemon import Daemon
 from tests.support.stack import Stack, eventually
 from tests.support.tables import next_write_id

@@ -13,7 +13,7 @@ from ingestd.formats.options import FormatOptions
 from ingestd.formats.protobuf.options import ProtobufOptions
 from ingestd.formats.registry import RegistryOptions
 from ingestd.hive.tables import TableName
-from ingestd.ingest.checks import Finding, check_registry
+from ingestd.ingest.inspection.checks import Finding, check_registry
 from ingestd.ingest.options import MappingOptions
 from tests.support.avro import schema_of
 from tests.support.registry import RegistryServer, registry_server

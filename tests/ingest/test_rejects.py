@@ -15,8 +15,8 @@ import pytest
 
 from ingestd.errors import RecordError
 from ingestd.formats.decoder import Reject
+from ingestd.ingest.letters.rejects import Rejects, check_limit
 from ingestd.ingest.options import RejectLimit
-from ingestd.ingest.rejects import Rejects, check_limit
 from ingestd.kafka.reader import Batch
 from ingestd.sandbox import Addresses
 from tests.support.daemon import DaemonThread

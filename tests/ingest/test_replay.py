@@ -18,10 +18,10 @@ from ingestd.config.document import load
 from ingestd.errors import ConfigError
 from ingestd.hive.client import Metastore
 from ingestd.hive.partitions import ROWS_WRITTEN
-from ingestd.ingest.letter_reader import Selection, read_letters
+from ingestd.ingest.letters.reader import Selection, read_letters
+from ingestd.ingest.offline.replay import ReplayResult, replay, try_replay
 from ingestd.ingest.options import MappingOptions
-from ingestd.ingest.ownership import OwnerAlive
-from ingestd.ingest.replay import ReplayResult, replay, try_replay
+from ingestd.ingest.ownership.owner import OwnerAlive
 from ingestd.ingest.steps import Observe, ignore
 from ingestd.kafka.record import Record
 from ingestd.publish.warehouse import Warehouse

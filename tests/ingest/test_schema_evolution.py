@@ -13,7 +13,7 @@ from ingestd.config.document import load
 from ingestd.hive.tables import TableName, read_table
 from ingestd.hive.transactions import open_transactions
 from ingestd.ingest.control import Request
-from ingestd.ingest.offline import change_stored
+from ingestd.ingest.offline.change import change_stored
 from ingestd.publish.warehouse import Warehouse
 from ingestd.storage.storages import Storages
 from tests.support.avro import encode, logical, schema_of, single_object

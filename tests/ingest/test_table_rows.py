@@ -10,8 +10,8 @@ import pytest
 from ingestd.acid.encoding import Encoding
 from ingestd.acid.routing import Shape
 from ingestd.errors import RecordError
-from ingestd.ingest.partitioning import Partitioning
-from ingestd.ingest.transform import check_result, table_rows
+from ingestd.ingest.rows.partitioning import Partitioning
+from ingestd.ingest.rows.transform import check_result, table_rows
 from ingestd.schema import Column, HiveType
 
 _WHOLE = Partitioning((), ())

@@ -10,8 +10,8 @@ from typing import Any
 from confluent_kafka import Producer
 
 from ingestd.config.document import load
-from ingestd.ingest.letter_reader import Selection
-from ingestd.ingest.replay import try_replay
+from ingestd.ingest.letters.reader import Selection
+from ingestd.ingest.offline.replay import try_replay
 from ingestd.publish.warehouse import Warehouse
 from ingestd.storage.storages import Storages
 from tests.support.daemon import shared_engine

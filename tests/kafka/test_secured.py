@@ -17,7 +17,7 @@ from confluent_kafka import Producer
 from ingestd.config.document import load
 from ingestd.errors import BrokerUnavailable, IngestdError, LoginFailed, TopicDenied
 from ingestd.hive.tables import TableName
-from ingestd.ingest.checks import Finding, check_group, check_topics
+from ingestd.ingest.inspection.checks import Finding, check_group, check_topics
 from ingestd.ingest.options import MappingOptions
 from ingestd.kafka.admin import OffsetMirror
 from ingestd.kafka.ranges import OffsetRange, TopicPartition

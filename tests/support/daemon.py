@@ -24,9 +24,9 @@ from ingestd.daemon.http.server import open_server
 from ingestd.daemon.metrics import CONTENT_TYPE, Metrics
 from ingestd.daemon.supervisor import Supervisor
 from ingestd.errors import IngestdError
-from ingestd.ingest.liveness import Liveness
+from ingestd.ingest.control import Signals
+from ingestd.ingest.ownership.liveness import Liveness
 from ingestd.ingest.services import Clients
-from ingestd.ingest.signals import Signals
 from ingestd.ingest.steps import STEPS, ignore
 from ingestd.publish.warehouse import Warehouse
 from ingestd.spark.engine import Engine

@@ -23,9 +23,9 @@ from ingestd.errors import IngestdError
 from ingestd.hive.creation import NewTable
 from ingestd.hive.tables import TableName
 from ingestd.ingest.control import Control
-from ingestd.ingest.monitor import CommitRecord, Monitor
+from ingestd.ingest.inspection.preview import AtOffset, AtTime, Origin, Preview, PreviewRow
+from ingestd.ingest.monitoring.monitor import CommitRecord, Monitor
 from ingestd.ingest.options import MappingOptions
-from ingestd.ingest.preview import AtOffset, AtTime, Origin, Preview, PreviewRow
 from ingestd.kafka.ranges import TopicPartition
 from ingestd.kafka.timestamps import FirstRecord
 from ingestd.replication.policy_status import PolicyStatus

@@ -17,8 +17,8 @@ from pathlib import Path
 from ingestd.config.document import Document, load
 from ingestd.daemon.failpoints import Failpoint
 from ingestd.errors import IngestdError
-from ingestd.ingest.letter_reader import Selection
-from ingestd.ingest.replay import replay
+from ingestd.ingest.letters.reader import Selection
+from ingestd.ingest.offline.replay import replay
 from ingestd.publish.warehouse import Warehouse
 from ingestd.spark.local import LocalEngine
 from ingestd.storage.storages import Storages

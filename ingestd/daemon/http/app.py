@@ -31,8 +31,8 @@ from ingestd.daemon.http.fleet import Fleet
 from ingestd.daemon.http.history import SPANS, History
 from ingestd.daemon.http.live import STREAM_SECONDS, Live
 from ingestd.errors import ConfigFaults, IngestdError
-from ingestd.ingest import events
-from ingestd.ingest.monitor import Snapshot
+from ingestd.ingest.monitoring import events
+from ingestd.ingest.monitoring.monitor import Snapshot
 
 T = TypeVar("T")
 # Returns the body of /metrics and its content type.

@@ -27,9 +27,9 @@ from ingestd.daemon.http.access import Access, Refused
 from ingestd.daemon.http.fleet import Fleet
 from ingestd.daemon.http.status import Json
 from ingestd.errors import IngestdError
-from ingestd.ingest import events
 from ingestd.ingest.control import PositionChange, Request
-from ingestd.ingest.preview import AtOffset, AtTime, InvalidStart, parse_start
+from ingestd.ingest.inspection.preview import AtOffset, AtTime, InvalidStart, parse_start
+from ingestd.ingest.monitoring import events
 from ingestd.kafka.ranges import Offsets, TopicPartition
 from ingestd.spark.engine import JobGroup
 

@@ -9,8 +9,8 @@ from typing import Protocol
 from ingestd.config.document import Scope
 from ingestd.errors import IngestdError
 from ingestd.ingest.control import Control
-from ingestd.ingest.monitor import Monitor
-from ingestd.ingest.preview import AtOffset, AtTime, Preview
+from ingestd.ingest.inspection.preview import AtOffset, AtTime, Preview
+from ingestd.ingest.monitoring.monitor import Monitor
 from ingestd.replication.policy_status import PolicyStatus
 from ingestd.spark.engine import JobGroup
 

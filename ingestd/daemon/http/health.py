@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from ingestd.clock import now
 from ingestd.daemon.http.status import Json
 from ingestd.errors import IngestdError
-from ingestd.ingest.monitor import Snapshot
+from ingestd.ingest.monitoring.monitor import Snapshot
 
 _CONTACT_SECONDS = 60.0
 _ENDED = ("failed", "stopped")

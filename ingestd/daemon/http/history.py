@@ -13,7 +13,7 @@ from math import isnan, nan
 from typing import Any
 
 from ingestd.clock import monotonic, now
-from ingestd.ingest.monitor import Monitor, Snapshot
+from ingestd.ingest.monitoring.monitor import Monitor, Snapshot
 
 STEP_SECONDS = 10
 # By the span of a chart: the number of points that are read for it, and how many of them one value combines.

@@ -30,7 +30,7 @@ from ingestd.daemon.http.fleet import Fleet
 from ingestd.daemon.http.history import History
 from ingestd.daemon.http.live import Live
 from ingestd.errors import ConfigError
-from ingestd.ingest import events
+from ingestd.ingest.monitoring import events
 
 # How long responses that are being sent may take when the server stops, and how long the thread may take to end.
 _GRACE_SECONDS = 2

@@ -21,7 +21,7 @@ from ingestd.config.document import Scope
 from ingestd.daemon.http.fleet import Fleet
 from ingestd.daemon.http.history import History
 from ingestd.daemon.http.policies import policy_entry
-from ingestd.ingest.monitor import CommitRecord, Problem, Snapshot, State, Totals
+from ingestd.ingest.monitoring.monitor import CommitRecord, Problem, Snapshot, State, Totals
 from ingestd.kafka.ranges import TopicPartition
 
 VERSION = 1

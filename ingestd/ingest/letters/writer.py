@@ -1,0 +1,216 @@
+"""Writes the dead letters of one task, to a Kafka topic and to the staged files of a Hive table.
+
+Invariant: every dead letter of a committed transaction is in the topic, and exactly once in the table. The topic is
+written before the commit: a transaction that is replayed writes the letter again with the same `ingestd.id`. The files
+of the table belong to the transaction, which makes them visible together with its rows.
+
+A dead letter has the key, the value, the headers and the timestamp of the record. In the topic, further headers, whose
+values are UTF-8 texts, follow those of the record: the names `__connect.errors.*` are those of Kafka Connect (KIP-298).
+If the topic refuses the size of a letter, it has a reference instead: only these further headers, after one that says
+what was omitted. Records that the client of Kafka cannot read have one letter per batch, with their offsets, but no
+value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from itertools import islice
+
+from ingestd.acid.writer_pool import OpenStagingFile, PoolLimits, StagingFile, StagingFiles, WriterPool
+from ingestd.errors import InvalidTopic, RecordError, RecordsUnreadable
+from ingestd.formats.decoder import Reject
+from ingestd.ingest.letters.rejects import RejectedRecord, Rejects
+from ingestd.ingest.letters.table import UNREAD, Letter, LetterTable, letter_rows
+from ingestd.ingest.options import KafkaField
+from ingestd.kafka.ranges import TopicIdentity, TopicPartition
+from ingestd.kafka.reader import Batch
+from ingestd.kafka.record import Headers, Record
+from ingestd.kafka.topic_writer import TopicWriter
+from ingestd.kafka.unreadable import UnreadableBatch
+from ingestd.storage.storages import Storages
+
+# The names of the headers of a letter, in their order.
+_HEADERS = (
+    *("__connect.errors.topic", "__connect.errors.partition", "__connect.errors.offset"),
+    *("__connect.errors.connector.name", "__connect.errors.task.id", "__connect.errors.stage"),
+    *("__connect.errors.class.name", "__connect.errors.exception.class.name", "__connect.errors.exception.message"),
+    *("ingestd.id", "ingestd.mapping", "ingestd.column", "ingestd.reason", "ingestd.time"),
+)
+# The header of a reference. Its value describes the record, which is only in its own topic.
+_OMITTED = "ingestd.omitted"
+# The stages of Kafka Connect that convert parts of a record. All others belong to the value.
+_STAGES: Mapping[KafkaField | None, str] = {"key": "KEY_CONVERTER", "headers": "HEADER_CONVERTER"}
+_STAGE_OF_VALUE = "VALUE_CONVERTER"
+# How many letters are converted to one Arrow batch, and the bytes of letters that wait to be written.
+_BATCH_LETTERS = 1_000
+_LIMITS = PoolLimits(pending_bytes=16 << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What the dead letters of a task have in common.
+
+    `mapping` is the name of the mapping, `task` the number of the task, and `decoder` the class of the options of the
+    format. `topics` contains the identities of the topics by name, and `fields` the columns that are filled from Kafka,
+    with their fields.
+    """
+
+    mapping: str
+    task: int
+    decoder: str
+    topics: Mapping[str, TopicIdentity]
+    fields: Mapping[str, KafkaField]
+
+    def letter(self, batch: Batch, reject: Reject) -> Letter:
+        """Return the dead letter of a reject of the records of `batch`, whose messages must be kept."""
+        described = RejectedRecord.of(batch, reject)
+        stage = _STAGES.get(self.fields.get(described.column), _STAGE_OF_VALUE)
+        return self._letter(described, str(described.offset), batch.record(reject.row), stage)
+
+    def letter_of_unreadable(self, batch: UnreadableBatch) -> Letter:
+        """Return the dead letter of records that the client of Kafka cannot read. Its id contains their offsets."""
+        [described] = Rejects.unreadable(batch).first
+        offsets = str(batch.first) if batch.next == batch.first + 1 else f"{batch.first}-{batch.next - 1}"
+        return self._letter(described, offsets, Record(None, None), UNREAD)
+
+    def _letter(self, described: RejectedRecord, offsets: str, record: Record, stage: str) -> Letter:
+        topic, partition = described.partition
+        topic_id = self.topics[topic].topic_id or topic
+        return Letter(
+            f"{self.mapping}:{topic_id}:{partition}:{offsets}",
+            self.mapping,
+            described.partition,
+            described.offset,
+            record,
+            stage,
+            described.column,
+            described.reason.encode("utf-8", "backslashreplace").decode(),
+            datetime.now(timezone.utc),
+        )
+
+    def headers(self, letter: Letter) -> Headers:
+        """Return the headers that a dead letter has in addition to those of its record."""
+        column = f"column {letter.column}: " if letter.column else ""
+        kind = RecordsUnreadable if letter.stage == UNREAD else RecordError
+        error = f"{kind.__module__}.{kind.__qualname__}"
+        time = letter.time.isoformat(timespec="milliseconds") if letter.time else ""
+        texts = (
+            *(letter.partition.topic, str(letter.partition.partition), str(letter.offset)),
+            *(letter.mapping, str(self.task), letter.stage),
+            *(self.decoder, error, column + letter.reason),
+            *(letter.id, letter.mapping, letter.column, letter.reason, time),
+        )
+        return tuple((name, text.encode()) for name, text in zip(_HEADERS, texts, strict=True))
+
+
+def parse_letter(record: Record) -> Letter | None:
+    """Return the dead letter in a record of a topic; None if ingestd has not written the record."""
+    original, added = record.headers[: -len(_HEADERS)], record.headers[-len(_HEADERS) :]
+    if tuple(name for name, _ in added) != _HEADERS:
+        return None
+    text = {name: (value or b"").decode("utf-8", "replace") for name, value in added}
+    try:
+        partition = TopicPartition(text["__connect.errors.topic"], int(text["__connect.errors.partition"]))
+        offset, time = int(text["__connect.errors.offset"]), datetime.fromisoformat(text["ingestd.time"])
+    except ValueError:  # another program has written headers of these names
+        return None
+    return Letter(
+        text["ingestd.id"],
+        text["ingestd.mapping"],
+        partition,
+        offset,
+        replace(record, headers=original),
+        text["__connect.errors.stage"],
+        text["ingestd.column"],
+        text["ingestd.reason"],
+        time,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LetterTargets:
+    """Where the dead letters of a transaction are written: to `topic` unless it is '', and to `table` unless None."""
+
+    topic: str = ""
+    table: LetterTable | None = None
+
+
+@dataclass(slots=True)
+class DeadLetters:
+    """Writes the dead letters of one task. Connects and creates files when there is the first one.
+
+    `settings` are librdkafka properties. `name` is a prefix of file names that no other attempt of a task uses.
+    """
+
+    targets: LetterTargets
+    origin: Origin
+    settings: Mapping[str, object] = field(repr=False)
+    storages: Storages = field(repr=False)
+    name: str
+    _writer: TopicWriter | None = field(default=None, init=False, repr=False)
+    _files: StagingFiles | None = field(default=None, init=False, repr=False)
+    _pool: WriterPool[OpenStagingFile] | None = field(default=None, init=False, repr=False)
+
+    def write(self, batch: Batch, rejects: Sequence[Reject]) -> None:
+        """Write rejects of the records of `batch`, and wait until Kafka has stored them.
+
+        Raises BrokerUnavailable or InvalidTopic (`TopicWriter.write`), and StorageUnavailable.
+        """
+        self._write(self.origin.letter(batch, reject) for reject in rejects)
+
+    def write_unreadable(self, batch: UnreadableBatch) -> None:
+        """Write records that the client of Kafka cannot read, as `write` does."""
+        self._write(iter([self.origin.letter_of_unreadable(batch)]))
+
+    def _write(self, letters: Iterator[Letter]) -> None:
+        while some := tuple(islice(letters, _BATCH_LETTERS)):
+            if self.targets.topic:
+                self._writer = self._writer or TopicWriter(self.settings, self.targets.topic)
+                self._write_to_topic(self._writer, some)
+            if self.targets.table is not None:
+                self._rows(self.targets.table).add((), self.origin.task, letter_rows(some))
+
+    def finish(self) -> tuple[StagingFile, ...]:
+        """Close the files of the table and return them. Raises StorageUnavailable."""
+        if self._pool is None or self._files is None:
+            return ()
+        self._pool.close()
+        return tuple(self._files.closed)
+
+    def abort(self) -> None:
+        """Discard the files of the table; never raises."""
+        if self._pool is not None:
+            self._pool.abort()
+
+    def close(self) -> None:
+        """Close the connections."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _write_to_topic(self, writer: TopicWriter, letters: Sequence[Letter]) -> None:
+        added = [self.origin.headers(letter) for letter in letters]
+        records = [letter.record for letter in letters]
+        refused = writer.write([replace(r, headers=(*r.headers, *a)) for r, a in zip(records, added, strict=True)])
+        references = [Record(None, None, (_omitted(records[i]), *added[i]), records[i].timestamp_ms) for i in refused]
+        if writer.write(references):
+            raise InvalidTopic(
+                "the broker refuses the size of a dead letter, even without its record",
+                where=f"topic {self.targets.topic}",
+                hint="raise max.message.bytes of the topic to 8 KiB or more",
+            )
+
+    def _rows(self, table: LetterTable) -> WriterPool[OpenStagingFile]:
+        if self._pool is None:
+            outbox = self.storages.at(table.staging).outbox(table.staging, self.name)
+            self._files = StagingFiles(outbox, table.shape.columns, table.write_id, encoding=table.shape.encoding)
+            self._pool = WriterPool(self._files, _LIMITS)
+        return self._pool
+
+
+def _omitted(record: Record) -> tuple[str, bytes]:
+    """Return the header of the reference to a record."""
+    parts = (("key", record.key), ("value", record.value))
+    texts = [f"{name}: {'NULL' if part is None else f'{len(part)} bytes'}" for name, part in parts]
+    return _OMITTED, ", ".join((*texts, f"headers: {len(record.headers)}")).encode()

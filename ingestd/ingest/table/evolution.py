@@ -1,0 +1,111 @@
+"""Changes the columns of a mapping's table so that they store all fields of its records (`schema_evolution`).
+
+A stage compares the fields of its records, by their schemas or their values, with the columns. If a field has no
+column, or if values of its type may not fit, its tasks read all their records, and end with ColumnsNeeded. The main
+loop then alters the table once for all of them, and reads the records again. The number of schemas, and not of records,
+limits how often this happens.
+
+Invariant: no record is stored without one of its fields. Columns are added and widened, never removed or narrowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from ingestd.acid.routing import Shape
+from ingestd.errors import TransactionError
+from ingestd.hive.tables import Table
+from ingestd.ingest.options import Evolution, MappingOptions
+from ingestd.ingest.rows.decoding import RowDecoder
+from ingestd.ingest.table.columns import require_fit
+from ingestd.kafka.reader import Batch
+from ingestd.schema import Column, HiveType, require_visible
+
+
+class ColumnsNeeded(TransactionError):
+    """Records have fields that the table cannot store; it is altered, and they are read again.
+
+    `columns` are the new columns, and those that change. Their types may be incomplete; see `HiveType.known`.
+    """
+
+    def __init__(self, what: str, *, where: str = "", hint: str = "", columns: tuple[Column, ...] = ()) -> None:
+        super().__init__(what, where=where, hint=hint)
+        self.columns = columns
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (self.what, self.where, self.hint, self.columns)
+
+
+def _rebuild(what: str, where: str, hint: str, columns: tuple[Column, ...]) -> ColumnsNeeded:
+    return ColumnsNeeded(what, where=where, hint=hint, columns=columns)
+
+
+def require_columns(evolution: Evolution, decoder: RowDecoder, shape: Shape, batch: Batch) -> None:
+    """Raise ColumnsNeeded if the columns cannot store all fields of the records of a batch, which was decoded.
+
+    It contains the columns for all batches of the decoder so far. Raises InvalidTable for a field that no column can
+    store.
+    """
+    if evolution == "none":
+        return
+    needed = decoder.needed_columns(batch)
+    changed = [column for column in evolved_columns(evolution, shape, needed) if column not in shape.columns]
+    if changed:
+        names = {column.name for column in changed}
+        raise ColumnsNeeded(
+            f"the records need columns of the table: {', '.join(f'{column.name} {column.type}' for column in changed)}",
+            columns=tuple(column for column in needed if column.name in names),
+        )
+
+
+def columns_for(
+    evolution: Evolution, decoder: RowDecoder, shape: Shape, batches: Sequence[Batch]
+) -> tuple[Column, ...]:
+    """Return the columns that the table needs for batches, which were decoded, in the order of `evolved_columns`.
+
+    Raises InvalidTable for a field that no column can store.
+    """
+    needed: tuple[Column, ...] = ()
+    for batch in batches if evolution != "none" else ():
+        needed = decoder.needed_columns(batch)
+    return evolved_columns(evolution, shape, needed)
+
+
+def evolved_columns(evolution: Evolution, shape: Shape, needed: Iterable[Column]) -> tuple[Column, ...]:
+    """Return the columns of the table, with those that are `needed`, in the same order; new ones are last.
+
+    A new column stores the fields of its name of all schemas. The columns that determine the partition and the bucket
+    of a row do not change, because the hash of a value depends on its type. Raises InvalidTable for the name of a
+    virtual column of Hive, and for a new field whose types in several schemas no column can store.
+    """
+    bucketed = shape.bucketing.columns if shape.bucketing else ()
+    fixed = {column.name for column in (*shape.partition_columns, *bucketed)}
+    row = _row(shape.columns)
+    found = [_row([column]) for column in needed if column.name not in fixed]
+    evolved = row.widened(*found) if evolution == "widen" else row.extended(*found)
+    columns = tuple(Column(name, kind.known) for name, kind in zip(evolved.names, evolved.children, strict=True))
+    require_visible(columns)
+    return columns
+
+
+def _row(columns: Sequence[Column]) -> HiveType:
+    return HiveType("struct", children=tuple(c.type for c in columns), names=tuple(c.name for c in columns))
+
+
+def plan_columns(
+    options: MappingOptions, table: Table, needed: Iterable[Column], written: Mapping[str, str]
+) -> tuple[Column, ...]:
+    """Return the columns that the table of a mapping needs for its records.
+
+    `written` contains the types of the columns at the last commit, by name. Raises InvalidTable if the table has lost
+    one of them since, because the change could otherwise revert the DDL that removed or renamed it.
+    """
+    require_fit(written, table, options.name)
+    return evolved_columns(options.schema_evolution, table.shape, needed)
+
+
+def merged(
+    errors: Sequence[ColumnsNeeded], where: str, join: Callable[[Iterable[Column]], tuple[Column, ...]]
+) -> ColumnsNeeded:
+    """Return one error that needs the columns of all; `join` joins those with the same name (`join_of`)."""
+    return ColumnsNeeded(errors[0].what, where=where, columns=join(c for error in errors for c in error.columns))
