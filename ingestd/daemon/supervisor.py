@@ -130,7 +130,7 @@ class Supervisor:
         return {runner.options.name: runner.control for runner in self._runners}
 
     def preview(self, name: str, limit: int, start: AtTime | AtOffset | None, group: JobGroup) -> Preview:
-        """Decode records of a mapping with its current options. Raises the errors of `ingest.preview.preview`."""
+        """Decode records of a mapping with its current options. Raises the errors of `inspection.preview.preview`."""
         known = {runner.options.name: runner.options for runner in self._runners}
         if name not in known:
             raise ConfigError("a reload has removed the mapping", where=f"mapping {name}")

@@ -122,7 +122,7 @@ UNMATCHED: dict[str, Any] = {"unmatched": "drop"}
         (lambda: v1.DelimitedInputWriter(["id"], ";;"), "field_delimiter ';;' is not a single ASCII character"),
         (lambda: v1.DelimitedInputWriter(["id"], escape="ab"), "escape 'ab' is not a single ASCII character"),
         (lambda: v1.DelimitedInputWriter(["deep"]).decoder(DEEP), "array<array<"),
-        (lambda: v1.StrictRegexWriter("(").decoder(NOTES), r"'\(' is not a valid Python regular expression"),
+        (lambda: v1.StrictRegexWriter("(").decoder(NOTES), r"'\(' must be a regular expression of RE2"),
         (lambda: v1.StrictRegexWriter("(a)").checker(NOTES), "groups is 1, but the number of columns is 2"),
         (lambda: v1.StrictRegexWriter("(a)(b)", **UNMATCHED).decoder(NOTES), "unmatched cannot be 'drop'"),
     ],

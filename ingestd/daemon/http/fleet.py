@@ -46,7 +46,7 @@ class Fleet(Protocol):
         """Return the names of the mappings that have made no progress for longer than their limits."""
 
     def preview(self, name: str, limit: int, start: AtTime | AtOffset | None, group: JobGroup) -> Preview:
-        """Decode records of a mapping, which takes seconds, or minutes if it has SQL. Raises as `ingest.preview`."""
+        """Decode records of a mapping, which takes seconds, or minutes with SQL. Raises as `inspection.preview`."""
 
     def cancel(self, group: JobGroup) -> None:
         """Let the running Spark jobs of a preview fail. Returns immediately."""
