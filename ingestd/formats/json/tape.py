@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -78,8 +78,7 @@ class _Compact:
     """The compact text of the records, and its places: those of the bytes of the original text, None if all are equal.
 
     After that, a place moves by `shifts[n]` if it is behind n of the strings that have another length; they end at
-    `ends`. `others` are the original places of strings that are not compact. `remaining` are the places of the bytes
-    after that, without the members that are left out, None if there are no such members.
+    `ends`. `others` are the original places of strings that are not compact.
     """
 
     text: bytes
@@ -87,13 +86,12 @@ class _Compact:
     others: Ints
     ends: Ints | None = None
     shifts: Ints | None = None
-    remaining: Ints | None = None
 
     def places_of(self, originals: Ints) -> Ints:
         found = originals if self.places is None else self.places[originals]
-        if self.ends is not None and self.shifts is not None:
-            found = found + self.shifts[np.searchsorted(self.ends, found, side="right")]
-        return found if self.remaining is None else self.remaining[found]
+        if self.ends is None or self.shifts is None:
+            return found
+        return found + self.shifts[np.searchsorted(self.ends, found, side="right")]
 
 
 class Tape:
@@ -184,25 +182,19 @@ class Tape:
     def repeated_keys(self) -> Mask:
         """The records that have an object, at any depth, with two equal keys."""
         found: Mask = np.zeros(len(self.malformed), np.bool_)
-        found[self._lines_of(self.start[self._replaced[0]])] = True
+        found[self._lines_of(self.start[self.with_repeated_keys])] = True
         return found
 
     @cached_property
-    def _replaced(self) -> tuple[Ints, Ints]:
-        """The keys that occur again in the same object, and for each the key that follows it in the object."""
+    def with_repeated_keys(self) -> Ints:
+        """The tokens, ascending, that open objects with two equal keys."""
         is_key = np.flatnonzero(self.kind[self._items] == KEY)
         is_key = is_key[np.argsort(self._items[is_key], kind="stable")]
         parents, tokens = self._parents[is_key], self._items[is_key]
         keys = self.texts(self.start[tokens] + 1, self.end[tokens] - 1).dictionary_encode()
         pairs = parents.astype(np.int64) * len(keys.dictionary) + keys.indices.to_numpy()
         order = np.argsort(pairs, kind="stable")
-        replaced = order[:-1][np.diff(pairs[order]) == 0]
-        if not len(replaced):
-            return tokens[:0], tokens[:0]
-        order = np.argsort(parents, kind="stable")
-        followers = np.empty_like(order)
-        followers[order[:-1]] = order[1:]
-        return tokens[replaced], tokens[followers[replaced]]
+        return np.unique(parents[order[1:]][np.diff(pairs[order]) == 0])
 
     def _scan(self) -> None:
         self._letters = np.frombuffer(self.text, np.uint8)
@@ -370,21 +362,7 @@ class Tape:
 
     @cached_property
     def _compact(self) -> _Compact:
-        """The text from which `compact` takes parts: `_written` without members whose key occurs again in an object."""
-        written = self._written
-        replaced, followers = self._replaced
-        if not len(replaced):
-            return written
-        change = np.zeros(len(written.text) + 1, np.int32)  # a member inside another one may be left out with it
-        np.add.at(change, written.places_of(self.start[replaced]), 1)
-        np.add.at(change, written.places_of(self.start[followers]), -1)
-        kept = np.cumsum(change[:-1]) == 0
-        remaining = np.concatenate(([0], np.cumsum(kept))).astype(np.int32)
-        return replace(written, text=np.frombuffer(written.text, np.uint8)[kept].tobytes(), remaining=remaining)
-
-    @cached_property
-    def _written(self) -> _Compact:
-        """The text without blanks between tokens, and with the strings written as `text_of` does."""
+        """The text from which `compact` takes parts: without blanks, and with the strings written as `text_of` does."""
         text, places = self._without_blanks
         escapes = self._escapes[np.isin(self._letters[self._escapes], list(b"u/"))]  # `text_of` writes the others, too
         strings = np.unique(np.searchsorted(self._strings[0], escapes) - 1)

@@ -528,7 +528,8 @@ class _Columns:
         if self._lenient:
             undecided = undecided | np.asarray(pc.match_substring_regex(parts, _UNLIKE_LENIENT))
         self._leave(tokens[places[undecided]])
-        self._leave(tokens[places[self._tape.contain(tokens[places], self._decimal_tokens)]])
+        for tokens_inside in (self._decimal_tokens, self._tape.with_repeated_keys):
+            self._leave(tokens[places[self._tape.contain(tokens[places], tokens_inside)]])
         return pc.replace_with_mask(texts, pa.array(refused), parts)
 
 
