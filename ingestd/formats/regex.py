@@ -49,7 +49,7 @@ _PARTS = re.compile(
     r"\\Q.*?(?:\\E|\Z)"  # a quotation
     r"|\\."
     r"|\[\^?\]?(?:\[:\^?\w+:\]|\\.|[^\]\\])*\]"  # a class of characters
-    r"|(?P<group>\((?!\?)|\(\?P?<\w+>)",
+    r"|(?P<group>\((?!\?)|\(\?P?<[^>]+>)",
     re.DOTALL,
 )
 _UNMATCHED = "record does not match the regular expression"
@@ -73,7 +73,8 @@ class _Pattern:
 
     def _name(self, part: re.Match[str]) -> str:
         if not part["group"]:
-            return part[0]
+            is_open = part[0].startswith(r"\Q") and not part[0].endswith(r"\E")
+            return f"{part[0]}\\E" if is_open else part[0]
         self.groups += 1
         return f"(?P<g{self.groups}>"
 

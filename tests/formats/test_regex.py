@@ -114,6 +114,23 @@ def test_decode_when_parentheses_are_not_groups_then_groups_are_those_of_the_pat
     assert values_of(decoded) == [(None, "", ""), ("b", "))))", ""), ("B", ")", "]("), nothing, nothing]
 
 
+@pytest.mark.parametrize(
+    ("pattern", "value"),
+    [
+        (r"(a)\Q(", b"a("),
+        ("(a)\\Q(\\", b"a(\\"),
+        (r"(a)\QE", b"aE"),
+        ("(?P<\u0939\u093f>a)", b"a"),
+        ("(?<\u0939\u093f>a)", b"a"),
+    ],
+)
+def test_decode_when_a_quotation_is_open_or_a_name_is_not_latin_then_is_read_as_by_re2(
+    pattern: str, value: bytes
+) -> None:
+    decoder = RegexDecoder(columns_of("string"), pattern)
+    assert values_of(decoder.decode([value, b"b"])) == [("a",)]
+
+
 @pytest.mark.parametrize("pattern", ["(a+)+b", "(a|aa)+b", "((?:a+a+)+)b"])
 def test_decode_when_the_pattern_would_backtrack_then_the_time_is_linear(pattern: str) -> None:
     decoded = RegexDecoder(columns_of("string"), pattern).decode([b"a" * 1_000_000])
