@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from ingestd.errors import IngestdError, InvalidTable, OffsetsLost, StorageUnavailable, TransactionAborted
+from ingestd.errors import IngestdError, OffsetsLost, StorageUnavailable, TransactionAborted
 from ingestd.formats.options import join_of
 from ingestd.hive.transactions import Transaction
 from ingestd.ingest.commit import PendingTransaction
@@ -25,7 +25,7 @@ from ingestd.ingest.services import Services
 from ingestd.ingest.stage.jobs import StageJobs
 from ingestd.ingest.stage.task import RecordRules, StagedTable, StageResult, StageTask, check_partition_count
 from ingestd.ingest.table.columns import columns_of, require_fit
-from ingestd.ingest.table.evolution import ColumnsNeeded, merged
+from ingestd.ingest.table.evolution import merged
 from ingestd.ingest.table.target import check_query, decoding_of, load_letters, partitioning_of
 from ingestd.ingest.workers import Worker
 from ingestd.kafka.ranges import Offsets, split
@@ -178,10 +178,9 @@ class Pipeline:
             if self._services.signals.abort.is_set():
                 raise self._aborted("aborted during shutdown") from error
             raise
-        needs = [answer for answer in answers if isinstance(answer, ColumnsNeeded)]
-        # If other records need what no column can store, the mapping stops before the table is altered.
-        if needs and not any(isinstance(answer, InvalidTable) for answer in answers):
-            raise merged(needs, f"table {pending.table.name}", join_of(self._options.format))
+        errors = [answer for answer in answers if isinstance(answer, IngestdError)]
+        if (needed := merged(errors, f"table {pending.table.name}", join_of(self._options.format))) is not None:
+            raise needed
         return list(_results(pending, answers))
 
     def _check_needed(self) -> None:

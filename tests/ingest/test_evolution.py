@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from itertools import permutations
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from ingestd.acid.encoding import STANDARD
 from ingestd.acid.routing import Bucketing, Shape
-from ingestd.errors import ConfigError, InvalidTable
+from ingestd.errors import ConfigError, IngestdError, InvalidTable, InvalidTopic
 from ingestd.formats.avro.options import AvroOptions
 from ingestd.formats.json.options import JsonOptions
 from ingestd.formats.options import FormatOptions, join_of
@@ -96,14 +97,27 @@ def test_columns_when_several_tasks_need_them_then_each_type_stores_what_all_hav
         ColumnsNeeded("what", columns=columns)
         for columns in (_columns(n="bigint", m="map<string,int>"), _columns(n="double", m="map<string,bigint>"))
     ]
-    json = merged(needs, "here", join_of(JsonOptions()))
-    assert (json.where, json.columns) == ("here", _columns(n="double", m="map<string,bigint>"))
-    assert merged(needs[::-1], "here", join_of(JsonOptions())).columns == json.columns
+    orders: Sequence[Sequence[IngestdError]] = (needs, needs[::-1], [*needs, InvalidTopic("what")])
+    for json in (merged(errors, "here", join_of(JsonOptions())) for errors in orders):
+        assert isinstance(json, ColumnsNeeded)
+        assert (json.where, json.columns) == ("here", _columns(n="double", m="map<string,bigint>"))
     # The types of schemas are joined with those of the table.
-    avro = [merged(parts, "here", join_of(AvroOptions())).columns for parts in (needs, needs[::-1])]
+    avro = [_merged_columns(parts) for parts in orders]
     assert [evolved_columns("widen", TABLE, columns)[1:] for columns in avro] == [
         _columns(n="int", m="map<string,bigint>")
-    ] * 2
+    ] * 3
+
+
+def _merged_columns(errors: Sequence[IngestdError]) -> tuple[Column, ...]:
+    needed = merged(errors, "here", join_of(AvroOptions()))
+    assert isinstance(needed, ColumnsNeeded)
+    return needed.columns
+
+
+def test_columns_when_another_task_has_records_that_no_column_can_store_then_the_table_is_not_altered() -> None:
+    needed, refused = ColumnsNeeded("what", columns=_columns(new="int")), InvalidTable("no type in common")
+    assert merged([needed, refused], "here", tuple) is merged([refused, needed], "here", tuple) is refused
+    assert merged([refused], "here", tuple) is None
 
 
 @pytest.mark.parametrize("order", list(permutations(range(3))))

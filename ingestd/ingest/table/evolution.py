@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ingestd.acid.routing import Shape
-from ingestd.errors import TransactionError
+from ingestd.errors import IngestdError, InvalidTable, TransactionError
 from ingestd.hive.tables import Table
 from ingestd.ingest.options import Evolution, MappingOptions
 from ingestd.ingest.rows.decoding import RowDecoder
@@ -105,7 +105,16 @@ def plan_columns(
 
 
 def merged(
-    errors: Sequence[ColumnsNeeded], where: str, join: Callable[[Iterable[Column]], tuple[Column, ...]]
-) -> ColumnsNeeded:
-    """Return one error that needs the columns of all; `join` joins those with the same name (`join_of`)."""
-    return ColumnsNeeded(errors[0].what, where=where, columns=join(c for error in errors for c in error.columns))
+    errors: Sequence[IngestdError], where: str, join: Callable[[Iterable[Column]], tuple[Column, ...]]
+) -> IngestdError | None:
+    """Return what to raise for the errors of all tasks of a stage; None if no task needs columns.
+
+    That is one ColumnsNeeded with the columns of all tasks, unless other records need what no column can store: then
+    the mapping stops before the table is altered. `join` joins columns with the same name (`join_of`).
+    """
+    needs = [error for error in errors if isinstance(error, ColumnsNeeded)]
+    if not needs:
+        return None
+    refused = next((error for error in errors if isinstance(error, InvalidTable)), None)
+    columns = join(column for error in needs for column in error.columns)
+    return refused or ColumnsNeeded(needs[0].what, where=where, columns=columns)
