@@ -87,7 +87,8 @@ class PolicyStatus:
         run = self.complete
         if run is None or not run.missing:
             return ""
-        more = f" and {run.counts['MISSING'][0] - 1} more" if len(run.missing) > 1 else ""
+        others = run.counts.get("MISSING", (1, 1))[0] - 1
+        more = f" and {others} more" if others else ""
         return f"the source lacks directories of external tables, whose copies keep their files: {run.missing[0]}{more}"
 
 

@@ -12,12 +12,15 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import accumulate
 from typing import Any
 
 from ingestd.hive.schedules import MetricRow
 
+# The metastore stores at most 10,000 characters (RM_PROGRESS), and no row that is longer.
 _TEXT_LENGTH = 1000
 _MOST_NAMES = 16
+_NAMES_LENGTH, _NAME_LENGTH = 3000, 500
 
 
 class Status(str, Enum):
@@ -53,7 +56,7 @@ class Run:
     of MISSING, directories of external tables that the source lacks, so that their copies keep their files.
     `reason` says why an execution was skipped, and `error` why it has failed; `marker` is the file that stops the
     policy, if there is one. `lost` names tables that the next dump contains as a whole, and `missing` has the
-    directories of MISSING; at most 16 of each are stored.
+    directories of MISSING; of each, the first ones are stored, at most 16.
     """
 
     execution: int
@@ -99,8 +102,8 @@ class Run:
             "reason": self.reason[:_TEXT_LENGTH] or None,
             "error": self.error[:_TEXT_LENGTH] or None,
             "errorClass": self.error_class or None,
-            "lostTables": list(self.lost[:_MOST_NAMES]),
-            "missingDirectories": list(self.missing[:_MOST_NAMES]),
+            "lostTables": _stored(self.lost),
+            "missingDirectories": _stored(self.missing),
         }
         progress = {"status": self.status.value, "stages": [stage]}
         return MetricRow(self.execution, self.policy, json.dumps(metadata), json.dumps(progress), self.dump_execution)
@@ -138,6 +141,13 @@ class Run:
             )
         except (KeyError, IndexError, TypeError, ValueError):
             return None
+
+
+def _stored(names: Sequence[str]) -> list[str]:
+    """Return the first names, of which a row has room for a limited number, as JSON with escapes."""
+    lengths = accumulate(len(json.dumps(name)) for name in names)
+    fitting = [name for name, length in zip(names[:_MOST_NAMES], lengths, strict=False) if length <= _NAMES_LENGTH]
+    return fitting or [name[:_NAME_LENGTH] for name in names[:1]]
 
 
 def _milliseconds(moment: float | None) -> int:
