@@ -10,6 +10,7 @@ primitive types.
 | What | Here | Hive 4 RegexSerDe |
 |---|---|---|
 | the pattern | RE2's, the whole record, `.` matches line ends, \d \w \s: ASCII | Java's, otherwise the same |
+| `ignore_case` | also letters that are not ASCII | ASCII letters only |
 | a record that does not match | a reject; with `unmatched="null"` a row of NULLs | a row of NULLs |
 | a match in which no group participated, unless the record is empty | the same | a row of NULLs |
 | a record that is not UTF-8 | a reject | invalid bytes become U+FFFD |
