@@ -62,7 +62,8 @@ class MirrorResult:
     """The outcome for several directories.
 
     `lost` files changed or disappeared after they were listed; the next time finds their new state. `missing` contains
-    the sources that do not exist; their targets were created, but not changed.
+    the sources that do not exist although their copies have files, which are kept. An object store has no directory
+    without files.
     """
 
     copied: int
@@ -119,11 +120,12 @@ class Mirrors:
         result = self._copier.copy(files, stop=stop, on_progress=on_progress)
         lost = {loss.file.source for loss in result.lost}
         removed = run_all([partial(update.finish, lost) for update in found], _THREADS)
-        missing = tuple(update.pair for update in updates if not update.source.exists)
-        for pair in missing:
-            if trees[pair.target].files:
-                _log.warning("%s does not exist; the files in its copy %s are kept", pair.source, pair.target)
+        absent = [update.pair for update in updates if not update.source.exists]
+        missing = tuple(pair for pair in absent if trees[pair.target].files)
+        for pair in absent:
             self._storages.at(pair.target).make_directories(pair.target)
+        for pair in missing:
+            _log.warning("%s does not exist; the files in its copy %s are kept", pair.source, pair.target)
         copied = sum(done.file.length for done in result.copied)
         return MirrorResult(len(result.copied), copied, sum(removed), result.lost, missing)
 

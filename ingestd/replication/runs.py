@@ -53,7 +53,7 @@ class Run:
     is that of the dump, and `last_event` the last event that it contains. `began`, `ended` and `updated`, the time when
     this was stored, are Unix times. `counts` has the done and the known number of TABLES, EVENTS, FILES and BYTES;
     of POSTPONED, files of external tables that changed while they were copied, so that the next cycle copies them; and
-    of MISSING, directories of external tables that the source lacks, so that their copies keep their files.
+    of MISSING, directories of external tables that the source lacks, and whose copies keep their files.
     `reason` says why an execution was skipped, and `error` why it has failed; `marker` is the file that stops the
     policy, if there is one. `lost` names tables that the next dump contains as a whole, and `missing` has the
     directories of MISSING; of each, the first ones are stored, at most 16.

@@ -92,7 +92,7 @@ def pair(local_root: Root) -> Mirror:
 def test_mirror_when_the_source_is_missing_then_the_target_is_created_and_nothing_is_removed(
     local_root: Root, pair: Mirror, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert _update(local_root.storages, pair).missing == (pair,)
+    assert _update(local_root.storages, pair).missing == ()
     assert local_root.storages.at(pair.target).exists(pair.target)
     assert caplog.messages == []
     _put(local_root, "target/file", b"kept")

@@ -89,6 +89,9 @@ def test_state_when_a_policy_runs_fails_and_resumes_then_is_shown(pair: Pair) ->
     place = source.external / pair.database
     make_table(source.metastore, TableName(pair.database, "ext"), parameters=EXTERNAL, location=f"file:{place}")
     place.rmdir()
+    copy = target.external / str(place)[1:]
+    copy.mkdir(parents=True)
+    (copy / "file").write_bytes(b"kept")
     assert (pair.status(source).state, pair.status(source).last, pair.status(source).lag) == (State.IDLE, None, None)
     with pair.worker(source), pair.worker(target):
         _execute(pair, source)
