@@ -42,15 +42,15 @@ def read_properties(directory: Path | None, overrides: Mapping[str, str] = Mappi
     """
     named = os.environ.get("HADOOP_CONF_DIR", "") if directory is None else str(directory)
     read = [_read(Path(named) / name) for name in _FILES] if named else []
-    found = [document for document in read if document is not None]
-    if not found and directory is not None:
+    documents = [document for document in read if document is not None]
+    if not documents and directory is not None:
         raise ConfigError(
             "the directory contains neither core-site.xml nor hdfs-site.xml",
             where=named,
             hint="set storage.hadoop_conf_dir to the configuration directory of a Hadoop client",
         )
     raw: dict[str, str] = {}
-    for document in found:
+    for document in documents:
         raw |= document
     raw |= overrides
     return {name: _substituted(value, raw) for name, value in raw.items()}
@@ -95,7 +95,7 @@ def _environment(name: str, otherwise: str) -> str:
     match = re.fullmatch(r"([^:-]+)(:?-)?(.*)", name)
     if not match:
         return otherwise
-    found = os.environ.get(match[1])
-    if match[2] and (found is None or (match[2] == ":-" and not found)):
+    value = os.environ.get(match[1])
+    if match[2] and (value is None or (match[2] == ":-" and not value)):
         return match[3]
-    return otherwise if found is None else found
+    return otherwise if value is None else value

@@ -60,9 +60,9 @@ class HdfsStorage:
 
     def location(self, uri: str) -> HdfsLocation:
         """See `Storage`."""
-        found = HdfsLocation(uri, self)
-        found.check()
-        return found
+        location = HdfsLocation(uri, self)
+        location.check()
+        return location
 
     # --- read
 
@@ -171,8 +171,8 @@ class HdfsStorage:
                 self.make_directories(directory)
                 writer = self._requests.writer(hidden, content.size)
             self._requests.fill(writer, content, hidden)
-            if (found := self._requests.status(hidden).length) != content.size:
-                raise StorageUnavailable(f"the file has {found} bytes instead of {content.size}", where=hidden)
+            if (length := self._requests.status(hidden).length) != content.size:
+                raise StorageUnavailable(f"the file has {length} bytes instead of {content.size}", where=hidden)
             rename(hidden, file)
         except BaseException:
             self.discard(hidden)

@@ -174,27 +174,27 @@ class HdfsClient:
 def _properties(root: str, options: StorageOptions) -> Mapping[str, str]:
     """Return the properties of Hadoop for the library. Raises ConfigError if they do not suffice for `root`."""
     given = {key: str(value) for key, value in options.hdfs.properties.items()}
-    found = {**hadoop.properties(options), **given}
+    properties = {**hadoop.properties(options), **given}
     # Each NameNode is tried once. The retry loop of ingestd does the rest: the library would sleep, for up to 3 min.
     namenodes = {
-        key: [name.strip() for name in value.split(",")] for key, value in found.items() if key.startswith(_HA)
+        key: [name.strip() for name in value.split(",")] for key, value in properties.items() if key.startswith(_HA)
     }
-    found |= {key: ",".join(names) for key, names in namenodes.items()}
-    found[_ATTEMPTS] = str(max(map(len, namenodes.values()), default=1) - 1)
+    properties |= {key: ",".join(names) for key, names in namenodes.items()}
+    properties[_ATTEMPTS] = str(max(map(len, namenodes.values()), default=1) - 1)
     if options.hdfs.principal:
-        found.setdefault("hadoop.security.authentication", "kerberos")
+        properties.setdefault("hadoop.security.authentication", "kerberos")
     scheme, authority, _ = split(root)
-    if not authority and not found.get(_DEFAULT_FS, "").startswith(f"{scheme}://"):
+    if not authority and not properties.get(_DEFAULT_FS, "").startswith(f"{scheme}://"):
         raise ConfigError(
             f"the location names no cluster, and {_DEFAULT_FS} is not a URI of {scheme}",
             where=root,
             hint="set storage.hadoop_conf_dir to the configuration directory of a Hadoop client",
         )
     if not authority:
-        found[_DEFAULT_FS] = _with_port(split(found[_DEFAULT_FS]).root, found)
+        properties[_DEFAULT_FS] = _with_port(split(properties[_DEFAULT_FS]).root, properties)
     if scheme == "viewfs":
-        _add_fallback(found, _links(root, found))
-    return found
+        _add_fallback(properties, _links(root, properties))
+    return properties
 
 
 def _with_port(root: str, properties: Mapping[str, str]) -> str:
@@ -333,13 +333,13 @@ def _token_hint(uri: str) -> str:
 
 def _parsed(text: str) -> tuple[int, str]:
     """Return the code in the error tables of Kerberos, and the message, of an exception of the library."""
-    found = _GSS_ERROR.match(text)
-    if not found:
+    error = _GSS_ERROR.match(text)
+    if not error:
         return 0, text
-    major, _, minor = found[2].partition(": ")
+    major, _, minor = error[2].partition(": ")
     if any(status in text for status in _EXPIRED):  # in the middle of the login; then there is no minor status
         return EXPIRED, major
-    return signed(int(found[1])), minor or major
+    return signed(int(error[1])), minor or major
 
 
 def _reason(text: str, otherwise: str) -> str:

@@ -55,11 +55,11 @@ class HdfsStream:
         wanted = min(count, self.size - self._position)
         if wanted <= 0:
             return b""
-        found = self._requests.client.wait(self._uri, partial(self._reader.read_range, self._position, wanted))
-        if not found:
+        content = self._requests.client.wait(self._uri, partial(self._reader.read_range, self._position, wanted))
+        if not content:
             raise FileChanged("the file was truncated while it was read", where=self._uri)
-        self._position += len(found)
-        return found
+        self._position += len(content)
+        return content
 
     def close(self) -> None:
         """See `Stream`; nothing is open."""

@@ -77,18 +77,18 @@ class HdfsRequests:
 
     def permissions(self, directory: str) -> Permissions:
         """Return who may use a directory. Raises NotFound."""
-        path, found, has_acl = self.path(directory), self.status(directory), False
+        path, status, has_acl = self.path(directory), self.status(directory), False
         with suppress(StorageUnavailable):  # a NameNode without access control lists refuses the request
             has_acl = bool(self.client.run(directory, lambda client: client.get_acl_status(path)).entries)
-        return Permissions(found.owner, found.group, found.permission & 0o7777, has_acl)
+        return Permissions(status.owner, status.group, status.permission & 0o7777, has_acl)
 
     def entries(self, directory: str) -> list[Entry]:
         """List a directory. Raises NotFound, also for a file."""
         path = self.path(directory)
-        found = self.client.run(directory, lambda client: list(client.list_status(path)))
-        if len(found) == 1 and found[0].path.rstrip("/") == path.rstrip("/"):
+        statuses = self.client.run(directory, lambda client: list(client.list_status(path)))
+        if len(statuses) == 1 and statuses[0].path.rstrip("/") == path.rstrip("/"):
             raise NotFound("this is a file and not a directory", where=directory)
-        return list(map(_entry, found))
+        return list(map(_entry, statuses))
 
     def make_directory(self, uri: str, *, with_parents: bool = False) -> None:
         """Create a directory, unless it exists."""
@@ -175,8 +175,8 @@ class HdfsRequests:
         return self.client.run(uri, lambda client: client.read(path))
 
 
-def _entry(found: FileStatus) -> Entry:
-    name, moment = found.path.rpartition("/")[2], found.modification_time
-    if found.isdir:
+def _entry(status: FileStatus) -> Entry:
+    name, moment = status.path.rpartition("/")[2], status.modification_time
+    if status.isdir:
         return Entry(name, is_directory=True, size=0)
-    return Entry(name, is_directory=False, size=found.length, version=str(moment), written=moment // 1000)
+    return Entry(name, is_directory=False, size=status.length, version=str(moment), written=moment // 1000)

@@ -73,12 +73,12 @@ class LocalStorage:
     def entries(self, directory: str) -> list[Entry]:
         """See `Storage`."""
         path = local_path(directory)
-        found = []
+        entries = []
         with guarded(path), os.scandir(path) as listing:
             for entry in listing:
                 with suppress(FileNotFoundError):  # removed meanwhile
-                    found.append(entry_of(entry))
-        return found
+                    entries.append(entry_of(entry))
+        return entries
 
     def entries_of(self, directories: Sequence[str]) -> dict[str, list[Entry]]:
         """See `Storage`."""
@@ -280,8 +280,8 @@ class LocalLocation:
         """Return the location at `uri`. Raises NotFound if it is missing, and InvalidTable (`local_path`)."""
         path = local_path(uri)
         with opened(path) as handle:
-            found = os.fstat(handle)
-        return cls(uri, path, found.st_dev, found.st_ino)
+            status = os.fstat(handle)
+        return cls(uri, path, status.st_dev, status.st_ino)
 
     def check(self) -> None:
         """See `Location`."""
@@ -373,8 +373,8 @@ class LocalLocation:
     @contextmanager
     def _handle(self) -> Iterator[int]:
         with opened(self.path) as handle:
-            found = os.fstat(handle)
-            if (found.st_dev, found.st_ino) != (self.device, self.inode):
+            status = os.fstat(handle)
+            if (status.st_dev, status.st_ino) != (self.device, self.inode):
                 raise StorageUnavailable(
                     "another directory has replaced the one that the transaction was planned for",
                     where=str(self.path),

@@ -67,15 +67,15 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def entry_of(found: os.DirEntry[str]) -> Entry:
+def entry_of(listed: os.DirEntry[str]) -> Entry:
     """Return the entry of a file or directory. Raises FileNotFoundError if a file has been removed."""
-    if found.is_dir():
-        return Entry(found.name, is_directory=True, size=0)
-    status = found.stat()
+    if listed.is_dir():
+        return Entry(listed.name, is_directory=True, size=0)
+    status = listed.stat()
     # A file that replaces another one may have an older time, but another inode.
     version = f"{status.st_mtime_ns}-{status.st_ino}"
     written = int(status.st_mtime)
-    return Entry(found.name, is_directory=False, size=status.st_size, version=version, written=written)
+    return Entry(listed.name, is_directory=False, size=status.st_size, version=version, written=written)
 
 
 def permissions_of(handle: int) -> Permissions:
@@ -120,10 +120,10 @@ class LocalStream:
     def read(self, count: int) -> bytes:
         """See `Stream`."""
         with guarded(self._path):
-            found = self._file.read(count)
-            if not found:
+            content = self._file.read(count)
+            if not content:
                 self._check()
-        return found
+        return content
 
     def close(self) -> None:
         """See `Stream`."""

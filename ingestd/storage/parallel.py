@@ -51,8 +51,8 @@ def list_each(list_one: Callable[[str], list[Entry]], directories: Sequence[str]
         except NotFound:
             return None
 
-    found = run_each(entries, directories, LISTINGS_AT_ONCE)
-    return {directory: listed for directory, listed in found.items() if listed is not None}
+    listings = run_each(entries, directories, LISTINGS_AT_ONCE)
+    return {directory: listed for directory, listed in listings.items() if listed is not None}
 
 
 def discard_each(remove: Callable[[str], None], directories: Iterable[str], threads: int) -> None:

@@ -69,8 +69,8 @@ class S3Storage:
 
     @cached_property
     def _objects(self) -> Objects:
-        found = {"ServerSideEncryption": self.settings.encryption, "SSEKMSKeyId": self.settings.encryption_key}
-        return Objects(self._client, self.bucket, {name: value for name, value in found.items() if value})
+        parameters = {"ServerSideEncryption": self.settings.encryption, "SSEKMSKeyId": self.settings.encryption_key}
+        return Objects(self._client, self.bucket, {name: value for name, value in parameters.items() if value})
 
     def location(self, uri: str) -> S3Location:
         """See `Storage`; sends no request."""
@@ -86,24 +86,24 @@ class S3Storage:
     def entries(self, directory: str) -> list[Entry]:
         """See `Storage`."""
         prefix = prefix_of(directory)
-        found = []
+        entries = []
         for page in self._pages("list_objects_v2", directory, Delimiter="/"):
             names = (listed["Prefix"][len(prefix) :].rstrip("/") for listed in page.get("CommonPrefixes", ()))
-            found += [Entry(name, is_directory=True, size=0) for name in names]
+            entries += [Entry(name, is_directory=True, size=0) for name in names]
             files = ((listed["Key"][len(prefix) :], listed) for listed in page.get("Contents", ()))
-            found += [_entry(name, listed) for name, listed in files if name]  # not the marker
-        return found
+            entries += [_entry(name, listed) for name, listed in files if name]  # not the marker
+        return entries
 
     def entries_of(self, directories: Sequence[str]) -> dict[str, list[Entry]]:
         """See `Storage`; only the bucket can be missing."""
-        found = self._listed_together(directories)
-        return found | list_each(self.entries, [uri for uri in directories if uri not in found])
+        listed = self._listed_together(directories)
+        return listed | list_each(self.entries, [uri for uri in directories if uri not in listed])
 
     def listings(self, directories: Sequence[str]) -> dict[str, Listing]:
         """See `Storage`."""
-        found = self._listed_together(directories)
-        found |= run_each(self.entries, [uri for uri in directories if uri not in found], LISTINGS_AT_ONCE)
-        return {uri: Listing(self.location(uri), [entry.name for entry in entries]) for uri, entries in found.items()}
+        listed = self._listed_together(directories)
+        listed |= run_each(self.entries, [uri for uri in directories if uri not in listed], LISTINGS_AT_ONCE)
+        return {uri: Listing(self.location(uri), [entry.name for entry in entries]) for uri, entries in listed.items()}
 
     def _listed_together(self, directories: Sequence[str]) -> dict[str, list[Entry]]:
         """List directories with answers that contain the objects of many; the others must be listed one by one."""
@@ -122,8 +122,8 @@ class S3Storage:
     def exists(self, directory: str) -> bool:
         """See `Storage`."""
         with errors(directory):
-            found = self._client.list_objects_v2(Bucket=self.bucket, Prefix=prefix_of(directory), MaxKeys=1)
-        return bool(found.get("Contents"))
+            page = self._client.list_objects_v2(Bucket=self.bucket, Prefix=prefix_of(directory), MaxKeys=1)
+        return bool(page.get("Contents"))
 
     def read(self, file: str) -> bytes:
         """See `Storage`."""
@@ -260,15 +260,15 @@ class S3Storage:
         """Return the sizes of files, with one request per directory. Raises NotFound if a file is missing."""
         wanted = list(files)
         directories = sorted({file.rpartition("/")[0] for file in wanted})
-        found = {
+        sizes = {
             child(directory, entry.name): entry.size
             for directory, entries in run_each(storage.entries, directories, self.settings.connections).items()
             for entry in entries
         }
         for file in wanted:
-            if file not in found:
+            if file not in sizes:
                 raise NotFound("the staged file has been removed", where=file)
-        return {file: found[file] for file in wanted}
+        return {file: sizes[file] for file in wanted}
 
     # --- remove
 
@@ -325,10 +325,10 @@ def _do_nothing() -> None:
     """Do nothing; the copy has been noted."""
 
 
-def _entry(name: str, found: Mapping[str, Any]) -> Entry:
+def _entry(name: str, listed: Mapping[str, Any]) -> Entry:
     """Return the entry of an object in a listing."""
-    written = int(found["LastModified"].timestamp())
-    return Entry(name, is_directory=False, size=found["Size"], version=found["ETag"], written=written)
+    written = int(listed["LastModified"].timestamp())
+    return Entry(name, is_directory=False, size=listed["Size"], version=listed["ETag"], written=written)
 
 
 @dataclass(frozen=True, slots=True)

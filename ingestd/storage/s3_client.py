@@ -271,8 +271,8 @@ def errors(where: str) -> Iterator[None]:
         if is_page(error.operation_name, error.response):
             what = f"the answer to {error.operation_name} is a page in HTML"
             raise StorageUnavailable(what, where=where, hint=_PAGE_HINT) from error
-        found = error.response.get("Error", {})
-        raise refusal(str(found.get("Code", "")), str(found.get("Message", "")), where) from error
+        answer = error.response.get("Error", {})
+        raise refusal(str(answer.get("Code", "")), str(answer.get("Message", "")), where) from error
     except TimeoutError as error:
         what = "S3 has not completed its answer within the time limit"
         raise NoAnswer(what, where=where, hint=_SLOW_ANSWER_HINT) from error

@@ -32,7 +32,7 @@ def list_together(request: Callable[[str, str], Page], prefixes: Iterable[str]) 
     `request(prefix, after)` returns the first objects whose keys begin with `prefix` and are greater than `after`.
     Requests end when an answer contains the objects of few directories.
     """
-    found: dict[str, list[Entry]] = {}
+    listed: dict[str, list[Entry]] = {}
     waiting = sorted(set(prefixes))
     while len(waiting) >= _LEAST_DIRECTORIES:
         after = waiting[0]
@@ -47,21 +47,21 @@ def list_together(request: Callable[[str, str], Page], prefixes: Iterable[str]) 
             for directory in waiting
             if not answer.is_truncated or (directory < last and not last.startswith(directory))
         ]
-        found |= {directory: _entries(answer.objects, keys, directory) for directory in complete}
+        listed |= {directory: _entries(answer.objects, keys, directory) for directory in complete}
         if len(complete) < _LEAST_DIRECTORIES:
             break
-        waiting = [directory for directory in waiting if directory not in found]
-    return found
+        waiting = [directory for directory in waiting if directory not in listed]
+    return listed
 
 
 def _entries(objects: Sequence[Entry], keys: Sequence[str], prefix: str) -> list[Entry]:
     """Return what is in the directory `prefix`; `keys` are ascending, so those below it are consecutive."""
-    found: dict[str, Entry] = {}
+    entries: dict[str, Entry] = {}
     start = bisect_right(keys, prefix)
     for entry in takewhile(lambda entry: entry.name.startswith(prefix), islice(objects, start, None)):
         name, slash, _ = entry.name[len(prefix) :].partition("/")
         if slash:
-            found[f"{name}/"] = Entry(name, is_directory=True, size=0)
+            entries[f"{name}/"] = Entry(name, is_directory=True, size=0)
         else:
-            found[name] = entry._replace(name=name)
-    return list(found.values())
+            entries[name] = entry._replace(name=name)
+    return list(entries.values())

@@ -35,14 +35,14 @@ class Uploads:
 
     def abort(self, directory: str, is_garbage: Callable[[str], bool] = lambda _file: True) -> list[str]:
         """Abort the uploads of files below a directory that are garbage, and return the URIs of these files."""
-        prefix, found = prefix_of(directory), []
+        prefix, aborted = prefix_of(directory), []
         for page in self._pages(directory):
             for upload in page.get("Uploads", ()):
                 file = child(directory, upload["Key"][len(prefix) :])
                 if is_garbage(file):
                     self._abort(upload["Key"], upload["UploadId"], file)
-                    found.append(file)
-        return found
+                    aborted.append(file)
+        return aborted
 
     def check(self, directory: str, name: str, encryption: dict[str, str]) -> None:
         """Begin an upload of a file and abort it. Raises PermissionDenied without the permission to do so."""

@@ -130,12 +130,12 @@ def _remove_abandoned(base: Path) -> None:
     """
     others = base.parent.glob(f"blockmgr-*/{_PREFIX}*")
     workers = base.parents[2].glob(f"spark-*/executor-*/blockmgr-*/{_PREFIX}*") if _is_of_worker(base) else ()
-    for found in (*base.glob(f"{_PREFIX}*"), *others, *workers):
+    for spool in (*base.glob(f"{_PREFIX}*"), *others, *workers):
         with suppress(OSError):
-            lock = os.open(found / _LOCK, os.O_RDWR)
+            lock = os.open(spool / _LOCK, os.O_RDWR)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(found, ignore_errors=True)
+                shutil.rmtree(spool, ignore_errors=True)
             finally:
                 os.close(lock)
 

@@ -59,17 +59,17 @@ class Storages:
 
         Each directory is listed after the call has begun.
         """
-        found: dict[str, Listing] = {}
+        listings: dict[str, Listing] = {}
         for storage, some in self._by_storage(uris):
-            found |= storage.listings(some)
-        return found
+            listings |= storage.listings(some)
+        return listings
 
     def entries_of(self, uris: Iterable[str]) -> dict[str, list[Entry]]:
         """List several directories by URI, with parallel or common requests. Those that do not exist are omitted."""
-        found: dict[str, list[Entry]] = {}
+        entries: dict[str, list[Entry]] = {}
         for storage, some in self._by_storage(uris):
-            found |= storage.entries_of(some)
-        return found
+            entries |= storage.entries_of(some)
+        return entries
 
     def names(self, uris: Iterable[str]) -> dict[str, Sequence[str]]:
         """Return the names of `listings`."""
@@ -94,11 +94,11 @@ class Storages:
 
     def _by_storage(self, uris: Iterable[str]) -> Iterable[tuple[Storage, list[str]]]:
         """Return the storages of URIs, each with its URIs, which are unique."""
-        found: dict[int, tuple[Storage, list[str]]] = {}
+        groups: dict[int, tuple[Storage, list[str]]] = {}
         for uri in dict.fromkeys(uris):
             storage = self.at(uri)
-            found.setdefault(id(storage), (storage, []))[1].append(uri)
-        return found.values()
+            groups.setdefault(id(storage), (storage, []))[1].append(uri)
+        return groups.values()
 
     def publish(self, deltas: Iterable[StagedDelta], staging: str) -> None:
         """Publish deltas that are staged below the URI `staging`; see `Storage.publish`.

@@ -53,9 +53,9 @@ class _Readable(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        found = self._content.read(len(buffer))
-        if not found and self._missing:
+        content = self._content.read(len(buffer))
+        if not content and self._missing:
             raise StorageUnavailable(f"the content ends {self._missing} bytes early")
-        self._missing -= len(found)
-        buffer[: len(found)] = found
-        return len(found)
+        self._missing -= len(content)
+        buffer[: len(content)] = content
+        return len(content)
