@@ -184,8 +184,8 @@ class MappingLoop:
     def _find_goal(self) -> Offsets:
         """Return the last stable offsets, where a drain ends, and note the records behind open Kafka transactions."""
         goal = self._planner.ends()
-        found = find_hidden(self._services.broker, goal)
-        self._left = {partition: hidden for partition, hidden in found.items() if hidden.count}
+        hidden_records = find_hidden(self._services.broker, goal)
+        self._left = {partition: hidden for partition, hidden in hidden_records.items() if hidden.count}
         return goal
 
     def _recover(self) -> Ledger:

@@ -129,8 +129,8 @@ def _finding(subject: str, probe: Callable[[], str]) -> Finding:
 
 def _prediction(subject: str, probe: Callable[[], str]) -> Finding:
     """Return the finding of a check without which the mapping works, at least for now."""
-    found = _finding(subject, probe)
-    return replace(found, is_warning=found.error is not None)
+    finding = _finding(subject, probe)
+    return replace(finding, is_warning=finding.error is not None)
 
 
 def grants_locks(metastore: Metastore) -> str:
@@ -162,8 +162,8 @@ def readable_topic(options: MappingOptions, topic: str) -> str:
         skip = rejected.append if options.on_unreadable == "reject" else stop_before
         list(read(options.reader, [last], ReadLimits(silence_seconds=_RECORD_SECONDS), on_unreadable=skip))
     waiting = sum(ends[p] - first[p] for p in partitions)
-    found = f"{counted(len(partitions), 'partition')}, {counted(waiting, 'offset')}, readable"
-    return "; ".join([found, *(f"rejects in {bad.partition}: {bad.reason}" for bad in rejected)])
+    text = f"{counted(len(partitions), 'partition')}, {counted(waiting, 'offset')}, readable"
+    return "; ".join([text, *(f"rejects in {bad.partition}: {bad.reason}" for bad in rejected)])
 
 
 def writable_topic(options: MappingOptions, topic: str) -> str:
@@ -192,8 +192,8 @@ def usable_registry(options: MappingOptions) -> str:
     given = options.registry
     limited = given and replace(given, timeout=min(given.timeout, _ANSWER_SECONDS))
     unusable = examine_registry(options.format, Registry.required(Registry.of(limited)), options.topics)
-    found = f"answers; {len(options.topics) - len(unusable):,} of {counted(len(options.topics), 'topic')} have a schema"
-    return "; ".join([f"{found} under the subject TOPIC-value", *unusable.values()])
+    text = f"answers; {len(options.topics) - len(unusable):,} of {counted(len(options.topics), 'topic')} have a schema"
+    return "; ".join([f"{text} under the subject TOPIC-value", *unusable.values()])
 
 
 def mirrored_group(options: MappingOptions) -> str:
@@ -251,17 +251,18 @@ def separate_locations(metastore: Metastore, names: Sequence[str]) -> str:
     databases = dict.fromkeys(name.database for name in ours)
     others = chain.from_iterable(table_locations(metastore, database) for database in databases)
     limit = Deadline.after(_TABLES_SECONDS)
-    found = ours | dict(takewhile(lambda _: not limit.passed, others))
+    locations = ours | dict(takewhile(lambda _: not limit.passed, others))
     owners: dict[tuple[str, ...], list[TableName]] = {}
-    for name, location in found.items():
+    for name, location in locations.items():
         owners.setdefault(split(location).levels, []).append(name)
     for place, inner in owners.items():
         around = (owners.get(place[:count], ()) for count in range(len(place), 0, -1))
         for outer, name in product(chain.from_iterable(around), inner):
             if outer != name and (outer in ours or name in ours):
-                raise _shared_location(outer, found[outer], name, found[name])
+                raise _shared_location(outer, locations[outer], name, locations[name])
     return (
-        f"{counted(len(ours), 'table')}, each in a directory of its own; compared with {len(found) - len(ours)} others"
+        f"{counted(len(ours), 'table')}, each in a directory of its own;"
+        f" compared with {len(locations) - len(ours)} others"
     )
 
 
@@ -290,13 +291,13 @@ def usable_letters(metastore: Metastore, name: TableName) -> str:
 
     A table that is missing passes, because the mapping creates it, but its database must exist.
     """
-    found = "full ACID ORC, with the columns of dead letters"
+    text = "full ACID ORC, with the columns of dead letters"
     try:
         load_letter_table(metastore, name)
     except TableMissing:
-        found = "does not exist; the mapping creates it"
+        text = "does not exist; the mapping creates it"
     require_writable_database(metastore, name)
-    return found
+    return text
 
 
 def counted(count: int, noun: str) -> str:

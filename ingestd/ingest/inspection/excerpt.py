@@ -50,14 +50,14 @@ class Excerpt:
 
     def offsets(self) -> dict[TopicPartition, NDArray[np.int64]]:
         """Return the offsets that `records` counts by partition, ascending."""
-        found: dict[TopicPartition, list[NDArray[np.int64]]] = {}
+        by_partition: dict[TopicPartition, list[NDArray[np.int64]]] = {}
         for batch in self.batches:
             for partition in np.unique(batch.partitions).tolist():
                 offsets = batch.offsets[batch.partitions == partition]
-                found.setdefault(TopicPartition(batch.topic, partition), []).append(offsets)
+                by_partition.setdefault(TopicPartition(batch.topic, partition), []).append(offsets)
         for bad in self.unreadable:
-            found.setdefault(bad.partition, []).append(np.arange(bad.first, bad.next))
-        return {key: np.sort(np.concatenate(parts)) for key, parts in found.items()}
+            by_partition.setdefault(bad.partition, []).append(np.arange(bad.first, bad.next))
+        return {key: np.sort(np.concatenate(parts)) for key, parts in by_partition.items()}
 
 
 def read_excerpt(
@@ -79,12 +79,12 @@ def read_excerpt(
     total, offsets = sum(part.length for part in ranges), count
     while True:
         chosen = _shortened(ranges, offsets, end)
-        found = _read(settings, chosen, topics, limits.bytes, on_unreadable)
-        if found.records > count:
-            part = _without_surplus(chosen, found, count, end)
+        excerpt = _read(settings, chosen, topics, limits.bytes, on_unreadable)
+        if excerpt.records > count:
+            part = _without_surplus(chosen, excerpt, count, end)
             return _read(settings, part, topics, limits.bytes, on_unreadable)
-        if found.records == count or offsets >= total or _is_full(found.batches, limits.bytes) or deadline.passed:
-            return found
+        if excerpt.records == count or offsets >= total or _is_full(excerpt.batches, limits.bytes) or deadline.passed:
+            return excerpt
         offsets *= _GROWTH
 
 
@@ -125,14 +125,14 @@ def _shortened(ranges: Sequence[OffsetRange], offsets: int, end: End) -> list[Of
 
 def _without_surplus(ranges: Sequence[OffsetRange], excerpt: Excerpt, count: int, end: End) -> list[OffsetRange]:
     """Return the parts of the ranges that contain exactly `count` of the records."""
-    found = excerpt.offsets()
-    wanted = cap([OffsetRange(*partition, 0, len(offsets)) for partition, offsets in found.items()], count)
+    by_partition = excerpt.offsets()
+    wanted = cap([OffsetRange(*partition, 0, len(offsets)) for partition, offsets in by_partition.items()], count)
     numbers = {TopicPartition(part.topic, part.partition): part.length for part in wanted}
     parts = []
     for part in ranges:
         partition = TopicPartition(part.topic, part.partition)
         if partition in numbers:
             number = numbers[partition]
-            kept = found[partition][:number] if end == "first" else found[partition][-number:]
+            kept = by_partition[partition][:number] if end == "first" else by_partition[partition][-number:]
             parts.append(replace(part, first=int(kept[0]), next=int(kept[-1]) + 1))
     return parts

@@ -115,10 +115,10 @@ def require_writable(warehouse: Warehouse, directories: Iterable[str]) -> None:
 
 def levels(table: str, partition: str) -> list[str]:
     """Return the directory of a partition, and those between it and the table's, where new partitions are created."""
-    found = [partition]
-    while (parent := found[-1].rpartition("/")[0]).startswith(f"{table.rstrip('/')}/"):
-        found.append(parent)
-    return found
+    directories = [partition]
+    while (parent := directories[-1].rpartition("/")[0]).startswith(f"{table.rstrip('/')}/"):
+        directories.append(parent)
+    return directories
 
 
 def _writable_new_table(warehouse: Warehouse, database: str) -> str:
@@ -148,12 +148,12 @@ def _require_inherited(storage: Storage, database: str, directory: str) -> None:
     try:
         storage.check_writable(directory)
     except PermissionDenied as error:
-        found = storage.permissions(directory)
-        if found is None or found.mode >> 3 & 0o2:  # its group may write, so the umask is not the reason
+        permissions = storage.permissions(directory)
+        if permissions is None or permissions.mode >> 3 & 0o2:  # its group may write, so the umask is not the reason
             return
         raise NotShared(
             "the metastore will create the table's directory, and this process cannot write to it if its permissions"
-            f" are those of {directory} ({found})",
+            f" are those of {directory} ({permissions})",
             where=database,
             hint="start the metastore with umask 0002 and put both users into one group, or run setfacl -m"
             f" d:g:GROUP:rwX on the directory of the database ({_DOCUMENTED})",
@@ -162,8 +162,8 @@ def _require_inherited(storage: Storage, database: str, directory: str) -> None:
 
 def _database_location(metastore: Metastore, database: str) -> str:
     """Return the URI of the directory of a database's managed tables."""
-    found = metastore.call("get_database", database)
-    if found.managedLocationUri:
-        return str(found.managedLocationUri)
+    described = metastore.call("get_database", database)
+    if described.managedLocationUri:
+        return str(described.managedLocationUri)
     root = setting(metastore, _WAREHOUSE) or ""
     return root if database == "default" else child(root, f"{database}.db")

@@ -70,8 +70,8 @@ class NewPosition:
         ends = {offsets.partition: offsets.end for offsets in known}
         if self.at == "latest":
             return ends
-        found = Broker(stored.options.kafka).at_time(partitions, self.value)
-        return {partition: min(found[partition], end) for partition, end in ends.items()}
+        at_time = Broker(stored.options.kafka).at_time(partitions, self.value)
+        return {partition: min(at_time[partition], end) for partition, end in ends.items()}
 
 
 def preview(stored: StoredMapping, offsets: Offsets) -> list[PartitionMove]:

@@ -248,8 +248,8 @@ def preview(
     ]
     for batch, result in zip(batches, results, strict=True):
         records = result.records_of_rows(batch.values).tolist()
-        found = zip(records, _rows(table, static, result), strict=True)
-        rows += [PreviewRow(Origin.of(batch, record), *row) for record, row in found]
+        numbered = zip(records, _rows(table, static, result), strict=True)
+        rows += [PreviewRow(Origin.of(batch, record), *row) for record, row in numbered]
         rejects += [
             PreviewReject(Origin.of(batch, reject.row), reject.column, reject.reason) for reject in result.rejects
         ]
@@ -320,8 +320,8 @@ def _queried(
     done = evaluate(rows) if rows else []
     results: list[pa.RecordBatch] = []
     records: list[int] = []
-    for record, (_, found) in zip(decoded.records_of_rows(batch.values).tolist(), done, strict=True):
-        for result in found:
+    for record, (_, of_record) in zip(decoded.records_of_rows(batch.values).tolist(), done, strict=True):
+        for result in of_record:
             results.append(table_rows(result, table.shape, partitioning))
             records += [record] * result.num_rows
     return DecodeResult(results, decoded.rejects, decoded.skipped, np.array(records, np.int64))

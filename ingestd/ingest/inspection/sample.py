@@ -138,10 +138,10 @@ def propose(
     values = without_tombstones(sample)
     if not values:
         return Proposal({})
-    if (found := _json_format(values, table)) is not None:
-        columns = _columns(values, JsonOptions(**found)) if table is None else ()  # type: ignore[arg-type]  # its keys
-        note = _ENVELOPES.get(found.get("envelope", ""), "")
-        return Proposal({"type": "json", **found} if found else {}, columns, note)
+    if (keys := _json_format(values, table)) is not None:
+        columns = _columns(values, JsonOptions(**keys)) if table is None else ()  # type: ignore[arg-type]  # its keys
+        note = _ENVELOPES.get(keys.get("envelope", ""), "")
+        return Proposal({"type": "json", **keys} if keys else {}, columns, note)
     if _most(len(value) > _HEADER and value.startswith(_CONFLUENT) for value in values):
         return _registered(values, table, registry, topic)
     if _most(value.startswith(_SINGLE_OBJECT) for value in values):
@@ -210,19 +210,19 @@ def _delimited(texts: Sequence[str], table: Sequence[Column] | None) -> Proposal
     names = [f"c{number}" for number in range(1, width + 1)] if table is None else [column.name for column in table]
     code = str(ord(delimiter)) if delimiter < " " else delimiter
     kind = "delimited" if delimiter == "\x01" else "csv"
-    found = {"type": kind, "field_delimiter": code, "fields": names}
+    keys = {"type": kind, "field_delimiter": code, "fields": names}
     if table is not None:
-        return Proposal(found)
+        return Proposal(keys)
     objects = [json.dumps(dict(zip(names, map(_scalar, row), strict=True))).encode() for row in rows]
     note = "The columns have invented names, in the order of the fields."
-    return Proposal(found, _columns(objects, JsonOptions()), note)
+    return Proposal(keys, _columns(objects, JsonOptions()), note)
 
 
 def _whole(kind: str, column: Column, table: Sequence[Column] | None) -> Proposal:
     """Return the format of values that are stored as a whole."""
     if table is None:
         return Proposal({"type": kind}, (column,))
-    fitting = [found.name for found in table if found.type.kind == column.type.kind]
+    fitting = [existing.name for existing in table if existing.type.kind == column.type.kind]
     if len(fitting) == 1:
         return Proposal({"type": kind, "column": fitting[0]})
     what = f"The records are {'text' if kind == 'text' else 'bytes'} without a known structure"
@@ -293,6 +293,6 @@ def _scalar(text: str) -> object:
     return text or None
 
 
-def _most(found: Iterable[bool], share: float = _SHARE) -> bool:
-    answers = list(found)
+def _most(conditions: Iterable[bool], share: float = _SHARE) -> bool:
+    answers = list(conditions)
     return sum(answers) >= share * len(answers)

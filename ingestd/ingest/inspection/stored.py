@@ -90,18 +90,18 @@ def read_mappings(metastore: Metastore, mappings: Sequence[MappingOptions]) -> l
 
 def read_mapping(metastore: Metastore, options: MappingOptions) -> StoredMapping:
     """Read one mapping. Raises the IngestdError that `read_mappings` stores."""
-    found = _read(metastore, KafkaClients(timeout_seconds=_ANSWER_SECONDS), options)
-    if found.problem is not None:
-        raise found.problem
-    return found
+    mapping = _read(metastore, KafkaClients(timeout_seconds=_ANSWER_SECONDS), options)
+    if mapping.problem is not None:
+        raise mapping.problem
+    return mapping
 
 
 def read_retirable(metastore: Metastore, options: MappingOptions) -> StoredMapping:
     """Read one mapping, whose topics may have been deleted. Raises the other errors of `read_mapping`."""
-    found = _read(metastore, KafkaClients(timeout_seconds=_ANSWER_SECONDS), options)
-    if found.problem is not None and not isinstance(found.problem, InvalidTopic):
-        raise found.problem
-    return found
+    mapping = _read(metastore, KafkaClients(timeout_seconds=_ANSWER_SECONDS), options)
+    if mapping.problem is not None and not isinstance(mapping.problem, InvalidTopic):
+        raise mapping.problem
+    return mapping
 
 
 def find_options(
@@ -132,7 +132,7 @@ def _read(metastore: Metastore, kafka: KafkaClients, options: MappingOptions) ->
             topics = broker.topics(options.topics)
         partitions = [partition for topic in topics.values() for partition in topic.partitions]
         earliest, ends = broker.earliest(partitions), broker.ends(partitions)
-        hidden = {partition: found.count for partition, found in find_hidden(broker, partitions).items()}
+        hidden = {partition: records.count for partition, records in find_hidden(broker, partitions).items()}
     except IngestdError as error:
         return StoredMapping(options, state, owner, heartbeat, problem=error)
     committed = state.position.offsets if state else {}

@@ -89,44 +89,44 @@ class LetterRows:
 
     def replays(self) -> dict[str, Replay]:
         """Return the letters that were replayed, by id. All letters of one replay share the value."""
-        found: dict[str, Replay] = {}
+        replays: dict[str, Replay] = {}
         shared: dict[Replay, Replay] = {}
         for rows, is_mark in self._batches():
             for mark in letters_of(rows.filter(is_mark)):
                 replay = Replay(mark.reason, mark.time)
-                found[mark.id] = shared.setdefault(replay, replay)
-        return found
+                replays[mark.id] = shared.setdefault(replay, replay)
+        return replays
 
     def letters(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows of letters, without marks, in small batches. A letter may have several rows."""
         for rows, is_mark in self._batches():
-            found = rows.filter(pc.invert(is_mark))
-            if found.num_rows:
-                yield found
+            letters = rows.filter(pc.invert(is_mark))
+            if letters.num_rows:
+                yield letters
 
     def remaining(self, replays: Mapping[str, Replay], selection: Selection) -> Iterator[pa.RecordBatch]:
         """Yield one row of each letter that is selected and not in `replays`."""
         seen: set[str] = set()
         for rows in self.letters():
-            found = selection.of(rows)
+            selected = selection.of(rows)
             kept = []
-            for index, identity in enumerate(found.column("id").to_pylist()):
+            for index, identity in enumerate(selected.column("id").to_pylist()):
                 if len(seen) == selection.limit:
                     break
                 if identity is not None and identity not in replays and identity not in seen:
                     seen.add(identity)
                     kept.append(index)
             if kept:
-                yield found.take(pa.array(kept, pa.int64()))
+                yield selected.take(pa.array(kept, pa.int64()))
             if len(seen) == selection.limit:
                 return
 
     def _batches(self) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
         for file in self.files:
             for stripe in read_rows(self.storage, file, FileFormat.ORC, self.snapshot):
-                found = stripe.filter(pc.equal(stripe.column("mapping"), self.mapping))
-                for start in range(0, found.num_rows, _ROWS):
-                    rows = found.slice(start, _ROWS)
+                own = stripe.filter(pc.equal(stripe.column("mapping"), self.mapping))
+                for start in range(0, own.num_rows, _ROWS):
+                    rows = own.slice(start, _ROWS)
                     yield rows, pc.equal(pc.fill_null(rows.column("error_stage"), ""), REPLAYED)
 
 
@@ -154,9 +154,9 @@ def letter_target(options: MappingOptions) -> DeadLetterOptions:
 
 
 def _of_table(warehouse: Warehouse, name: TableName, mapping: str) -> Iterator[Letter]:
-    found = LetterRows.read(warehouse, load_letter_table(warehouse.metastore, name), mapping)
-    replays = found.replays()
-    for rows in found.letters():
+    stored = LetterRows.read(warehouse, load_letter_table(warehouse.metastore, name), mapping)
+    replays = stored.replays()
+    for rows in stored.letters():
         for letter in letters_of(rows):
             yield replace(letter, replay=replays.get(letter.id))
 

@@ -192,9 +192,9 @@ def create_letter_table(metastore: Metastore, name: TableName, lease: TableName)
 
 def _difference(table: Table) -> str:
     """Return the first difference between a table and that of dead letters."""
-    for expected, found in zip(COLUMNS, table.columns, strict=False):
-        if expected != found:
-            return f"it has the column {found.name} {found.type} instead of {expected.name} {expected.type}"
+    for expected, present in zip(COLUMNS, table.columns, strict=False):
+        if expected != present:
+            return f"it has the column {present.name} {present.type} instead of {expected.name} {expected.type}"
     if len(table.columns) != len(COLUMNS):
         return f"it has {len(table.columns)} columns instead of {len(COLUMNS)}"
     if table.not_null:

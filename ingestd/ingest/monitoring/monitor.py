@@ -338,11 +338,11 @@ class Monitor:
         at = now() if at is None else at
         with self._lock:
             known = dict(self._now.hidden or {})
-            for partition, found in hidden.items():
+            for partition, records in hidden.items():
                 before = known.pop(partition, None)
-                if found.count and partition in self._now.ends:
-                    since = before.since if before is not None and before.offset == found.first else at
-                    known[partition] = HiddenRecords(found.first, found.count, since, at)
+                if records.count and partition in self._now.ends:
+                    since = before.since if before is not None and before.offset == records.first else at
+                    known[partition] = HiddenRecords(records.first, records.count, since, at)
             if self._now.ends:
                 self._now = replace(self._now, hidden=known)
 

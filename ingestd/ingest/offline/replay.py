@@ -232,7 +232,7 @@ class _Replay:
 
     def _stage(self, txn: Transaction, rows: Target, marks: Target) -> Staged:
         """Stage the letters that the present snapshot shows: under the lease, no other replay adds marks to it."""
-        found = LetterRows.read(self._services.warehouse, self._letters, self._options.name)
+        stored = LetterRows.read(self._services.warehouse, self._letters, self._options.name)
         stage = ReplayStage(
             Access({}, self._services.warehouse.storages, Registry.of(self._options.registry)),
             replay_task(self._options, self._table, rows.write_id, rows.staging.uri, self._services.refused.reasons),
@@ -240,7 +240,7 @@ class _Replay:
             Replay(f"transaction {txn.id}, write id {rows.write_id}", datetime.now(timezone.utc)),
             self._engine,
         )
-        return stage.run(found.remaining(found.replays(), self._selection))
+        return stage.run(stored.remaining(stored.replays(), self._selection))
 
     def _publish(self, txn: Transaction, *targets: Target) -> tuple[str, ...]:
         """Lock the tables, publish and commit. Return the partitions whose rows are or may be hidden."""

@@ -228,7 +228,7 @@ def _batch(letters: pa.RecordBatch, *, keep_messages: bool) -> Batch:
 
 def _rejects(letters: pa.RecordBatch, decoded: DecodeResult) -> Iterator[LetterGroup]:
     """Yield the letters that remain, with their present columns and reasons."""
-    ordered = sorted(decoded.rejects, key=lambda found: found.row)
+    ordered = sorted(decoded.rejects, key=lambda rejected: rejected.row)
     rows = letters.take(pa.array([reject_.row for reject_ in ordered], pa.int64()))
     for reject, letter in zip(ordered, letters_of(rows), strict=True):
         yield LetterGroup.of(replace(letter, column=reject.column, reason=reject.reason))

@@ -68,7 +68,7 @@ class Claims:
 
     def all(self) -> list[Claim]:
         """Return all claims as they are now, those of daemons included. Raises MetastoreUnavailable."""
-        return [claim for found in self._read(0.0).values() for claim in found]
+        return [claim for claims in self._read(0.0).values() for claim in claims]
 
     def silence(self, claim: Claim) -> float:
         """Return the seconds for which the claim and its daemon have certainly been silent; 0 for an unknown claim."""
@@ -103,14 +103,14 @@ class Claims:
         claims = leases.all_claims(self._metastore, self._database)
         answered = monotonic()
         was_blind = began - before > self._patience
-        found: dict[TableName, list[Claim]] = {}
+        by_lease: dict[TableName, list[Claim]] = {}
         for claim in claims:
-            found.setdefault(claim.lease, []).append(claim)
+            by_lease.setdefault(claim.lease, []).append(claim)
         seen = {}
         for claim in claims:
-            daemon = found.get(daemon_lease(self._database, claim.agent), [])
+            daemon = by_lease.get(daemon_lease(self._database, claim.agent), [])
             beats = (claim, *(holder.beat for holder in daemon))
             known = self._seen.get(claim.lock_id)
             is_same = known is not None and known.beats == beats and not was_blind
             seen[claim.lock_id] = known if known is not None and is_same else _Observation(beats, answered)
-        self._seen, self._found, self._read_at = seen, found, began
+        self._seen, self._found, self._read_at = seen, by_lease, began

@@ -209,21 +209,21 @@ class Liveness:
         """Find out which owner leases have ended, and release the leases that killed daemons have left."""
         kept = self._snapshot()
         if kept:
-            found = self.claims.all()
-            existing = {claim.lock_id for claim in found}
+            claims = self.claims.all()
+            existing = {claim.lock_id for claim in claims}
             self._lose({lock_id: lock for lock_id, lock in kept.items() if lock_id not in existing})
-            self._release_unused(found)
+            self._release_unused(claims)
 
-    def _release_unused(self, found: Sequence[Claim]) -> None:
+    def _release_unused(self, claims: Sequence[Claim]) -> None:
         """Release the leases of daemons that have ended, once no claim of theirs is left.
 
         Otherwise, SHOW LOCKS would list them until `hive.txn.timeout`. A daemon that is alive after all acquires its
         lease again with its next heartbeat, and without claims it has lost nothing meanwhile.
         """
-        users = Counter(daemon_lease(self._database, claim.agent) for claim in found)
+        users = Counter(daemon_lease(self._database, claim.agent) for claim in claims)
         unused = [
             claim
-            for claim in found
+            for claim in claims
             if claim.lease == daemon_lease(self._database, claim.agent) != self._lease and users[claim.lease] == 1
         ]
         for claim in unused:

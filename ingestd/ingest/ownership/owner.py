@@ -132,10 +132,10 @@ class Ownership:
     def _release_dead(self, seconds: float) -> list[Claim]:
         """Release dead claims and return the live ones, as they were at most `seconds` ago."""
         claims = self._liveness.claims
-        found = claims.of(self._lease, seconds=seconds)
+        known = claims.of(self._lease, seconds=seconds)
         alive = []
         self._monitor.metastore_answered()
-        for claim in found:
+        for claim in known:
             is_silent = claims.silence(claim) > self._liveness.patience_seconds
             if is_silent or claim.agent == self.agent or has_ended_here(claim.agent):
                 leases.release(self._metastore, claim.lock_id)

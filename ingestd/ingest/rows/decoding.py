@@ -120,12 +120,12 @@ class KafkaColumns:
             return []
         has_rows = np.zeros(len(batch.values), np.bool_)
         has_rows[decoded.records_of_rows(batch.values)] = True
-        found: dict[int, Reject] = {}
+        rejects: dict[int, Reject] = {}
         for (column, _), reasons in zip(self.fields, faults, strict=True):
             for record, reason in reasons.items():
                 if has_rows[record]:
-                    found.setdefault(record, Reject.of(record, batch.values[record], column.name, reason))
-        return list(found.values())
+                    rejects.setdefault(record, Reject.of(record, batch.values[record], column.name, reason))
+        return list(rejects.values())
 
     def _with_columns(self, rows: pa.RecordBatch, arrays: Sequence[pa.Array]) -> pa.RecordBatch:
         # All timestamps of a batch have one unit. Milliseconds fit both.

@@ -150,19 +150,19 @@ class StageJobs:
         query is evaluated again for half of the records that remain, until one is left. Returns `error` if this fails.
         """
         ranges = [part for task in tasks for part in task.ranges]
-        found: E | None = None
-        while found is None or sum(part.length for part in ranges) > 1:
+        fault: E | None = None
+        while fault is None or sum(part.length for part in ranges) > 1:
             first, *others = split(ranges, 2)
             rules = replace(tasks[0].rules, on_error="skip", max_rejects=None)
             half = replace(tasks[0], ranges=tuple(first), rules=rules)
             cause = self._error_of_query(query, half)
-            found = cause if isinstance(cause, type(error)) else None
-            if (cause and not found) or not (found or others):
+            fault = cause if isinstance(cause, type(error)) else None
+            if (cause and not fault) or not (fault or others):
                 return error  # the query cannot be evaluated now, or the only record that is left is not at fault
-            ranges = first if found else others[0]
+            ranges = first if fault else others[0]
         [record] = ranges
-        where = f"{record.topic}[{record.partition}] offset {record.first}, {found.where}"
-        return type(error)(found.what, where=where, hint=found.hint)
+        where = f"{record.topic}[{record.partition}] offset {record.first}, {fault.where}"
+        return type(error)(fault.what, where=where, hint=fault.hint)
 
     def _error_of_query(self, query: Query, task: StageTask) -> IngestdError | None:
         """Return the error of a query for the records of a task, whose result is not stored; None if there is none."""

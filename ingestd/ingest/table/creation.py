@@ -101,8 +101,8 @@ def plan_table(options: MappingOptions) -> NewTable:
     columns = _columns(wanted.columns)
     if not columns:
         names = {column.name for column in keys}
-        found = schema_columns(options.format, Registry.of(options.registry), options.topics)
-        columns = tuple(column for column in found if column.name not in names)
+        described = schema_columns(options.format, Registry.of(options.registry), options.topics)
+        columns = tuple(column for column in described if column.name not in names)
     return NewTable(options.table, columns, keys, wanted.properties)
 
 

@@ -81,8 +81,8 @@ def evolved_columns(evolution: Evolution, shape: Shape, needed: Iterable[Column]
     bucketed = shape.bucketing.columns if shape.bucketing else ()
     fixed = {column.name for column in (*shape.partition_columns, *bucketed)}
     row = _row(shape.columns)
-    found = [_row([column]) for column in needed if column.name not in fixed]
-    evolved = row.widened(*found) if evolution == "widen" else row.extended(*found)
+    rows = [_row([column]) for column in needed if column.name not in fixed]
+    evolved = row.widened(*rows) if evolution == "widen" else row.extended(*rows)
     columns = tuple(Column(name, kind.known) for name, kind in zip(evolved.names, evolved.children, strict=True))
     require_visible(columns)
     return columns

@@ -41,13 +41,13 @@ class RefusedPartitions:
         are known already.
         """
         static = [value for value in partitioning.static if value is not None]
-        found: dict[tuple[str, ...], str] = {}
+        refused: dict[tuple[str, ...], str] = {}
         for values, reason in error.refused.items():
             of_records = partitioning.of_records(values)
             if not of_records or any(repr(value) in reason for value in static):
                 return error
-            found[of_records] = reason
-        known = {**self.reasons, **found}
+            refused[of_records] = reason
+        known = {**self.reasons, **refused}
         if len(known) > _MOST or len(known) == len(self.reasons):
             return error
         self.reasons = known

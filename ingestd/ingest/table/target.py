@@ -39,11 +39,11 @@ def letters_name(options: MappingOptions) -> str:
 
 def existing_tables(metastore: Metastore, names: Iterable[str]) -> list[Table]:
     """Return the tables of these names that exist, each once; '' is no name. Raises MetastoreUnavailable."""
-    found = []
+    tables = []
     for name in dict.fromkeys(filter(None, names)):
         with suppress(InvalidTable):  # no transactional table has this name any more
-            found.append(load_acid_table(metastore, TableName.parse(name)))
-    return found
+            tables.append(load_acid_table(metastore, TableName.parse(name)))
+    return tables
 
 
 def check_target(table: Table, options: MappingOptions) -> None:
