@@ -51,8 +51,8 @@ class FunctionObject(Described):
 def list_functions(metastore: Metastore, database: str) -> list[FunctionObject]:
     """Return the permanent functions of a database, sorted by name. Raises MetastoreUnavailable."""
     names = sorted(metastore.call("get_functions", database, "*"))
-    found = (_find_function(metastore, database, name) for name in names)
-    return [function for function in found if function is not None]
+    functions = (_find_function(metastore, database, name) for name in names)
+    return [function for function in functions if function is not None]
 
 
 def _find_function(metastore: Metastore, database: str, name: str) -> FunctionObject | None:
@@ -195,19 +195,19 @@ class Constraint:
 def list_constraints(metastore: Metastore, table: TableName) -> list[Constraint]:
     """Return the constraints of a table, in the order of ConstraintKind. Raises InvalidTable, MetastoreUnavailable."""
     request = ttypes.AllTableConstraintsRequest(dbName=table.database, tblName=table.table, catName=CATALOG)
-    found = metastore.call("get_all_table_constraints", request).allTableConstraints
+    constraints = metastore.call("get_all_table_constraints", request).allTableConstraints
     return [
         Constraint(kind, tuple(columns))
         for kind, spelling in _SPELLINGS.items()
-        for columns in _by_name(getattr(found, kind.value) or (), spelling.name)
+        for columns in _by_name(getattr(constraints, kind.value) or (), spelling.name)
     ]
 
 
 def list_references(metastore: Metastore, table: TableName) -> list[Constraint]:
     """Return the foreign keys of tables in the same database that refer to a table. Raises MetastoreUnavailable."""
     request = ttypes.ForeignKeysRequest(parent_db_name=table.database, parent_tbl_name=table.table, catName=CATALOG)
-    found = metastore.call("get_foreign_keys", request).foreignKeys or ()
-    own = [column for column in found if column.fktable_db == table.database]
+    foreign_keys = metastore.call("get_foreign_keys", request).foreignKeys or ()
+    own = [column for column in foreign_keys if column.fktable_db == table.database]
     by_table: dict[str, list[Any]] = {}
     for column in own:
         by_table.setdefault(column.fktable_name, []).append(column)

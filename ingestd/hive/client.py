@@ -282,15 +282,15 @@ def _process_user() -> str:
 def addresses(uris: str) -> Sequence[tuple[str, int]]:
     """Return the host and port of each address in `metastore.uri`. Raises ConfigError for an invalid address."""
     given = [uri.strip() for uri in uris.split(",") if uri.strip()] or [""]
-    found = [(uri, _address(uri)) for uri in given]
-    for uri, address in found:
+    parsed = [(uri, _address(uri)) for uri in given]
+    for uri, address in parsed:
         if address is None:
             raise ConfigError(
                 f"{re.sub('//[^/]*@', '//***@', uri)!r} is not a metastore address",
                 where="metastore.uri",
                 hint="write thrift://host:9083, with a port up to 65535; separate several addresses with commas",
             )
-    return [address for _, address in found if address is not None]
+    return [address for _, address in parsed if address is not None]
 
 
 def _address(uri: str) -> tuple[str, int] | None:

@@ -59,7 +59,7 @@ def _read(metastore: Metastore, raw: Any) -> frozenset[str]:
         catName=raw.catName or CATALOG, db_name=raw.dbName, tbl_name=raw.tableName
     )
     try:
-        found = metastore.call("get_not_null_constraints", request).notNullConstraints
+        constraints = metastore.call("get_not_null_constraints", request).notNullConstraints
     except UnknownCall:  # Hive before 3.0 has no such constraints
         return frozenset()
-    return frozenset(constraint.column_name.lower() for constraint in found or () if constraint.enable_cstr)
+    return frozenset(constraint.column_name.lower() for constraint in constraints or () if constraint.enable_cstr)

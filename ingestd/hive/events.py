@@ -99,20 +99,20 @@ class EventLog:
 
         Raises EventsExpired if the log lacks some of these events, and MetastoreUnavailable.
         """
-        found = self._fetch(after, limit)
-        if not found:
+        events = self._fetch(after, limit)
+        if not events:
             self._require_position(after)
-            found = self._fetch(after, limit)  # it may have been written since
-        for expected, event in enumerate(found, after + 1):
+            events = self._fetch(after, limit)  # it may have been written since
+        for expected, event in enumerate(events, after + 1):
             if event.eventId != expected:
                 raise self._expired(f"event {expected} is missing, and event {event.eventId} is present")
-        return [self._event(event) for event in found]
+        return [self._event(event) for event in events]
 
     def scan(self, after: int, skipped: Sequence[str]) -> Iterator[Event]:
         """Yield the events after `after` whose type is not in `skipped`; unlike `read`, this finds no gap."""
-        while found := self._fetch(after, _SCANNED, skipped):
-            yield from map(self._event, found)
-            after = found[-1].eventId
+        while events := self._fetch(after, _SCANNED, skipped):
+            yield from map(self._event, events)
+            after = events[-1].eventId
 
     def writes(self, transaction: int, database: str) -> list[Write]:
         """Return the files that a committed transaction wrote in `database`, one element per table or partition.
@@ -125,8 +125,8 @@ class EventLog:
 
     def require(self, after: int) -> None:
         """Raise EventsExpired unless the event after `after` is still in the log, and MetastoreUnavailable."""
-        found = self._fetch(after, 1)
-        if not found or found[0].eventId != after + 1:
+        events = self._fetch(after, 1)
+        if not events or events[0].eventId != after + 1:
             raise self._expired(f"event {after + 1} was removed while the events were read")
 
     def _fetch(self, after: int, limit: int, skipped: Sequence[str] = ()) -> Sequence[Any]:

@@ -95,7 +95,7 @@ class Uncommitted:
 
 def uncommitted(metastore: Metastore) -> list[Uncommitted]:
     """Return all open and aborted transactions, in the order of their ids."""
-    found = [
+    transactions = [
         Uncommitted(
             id=txn.id,
             is_open=txn.state == ttypes.TxnState.OPEN,
@@ -105,7 +105,7 @@ def uncommitted(metastore: Metastore) -> list[Uncommitted]:
         )
         for txn in describe_transactions(metastore)
     ]
-    return sorted(found, key=lambda txn: txn.id)
+    return sorted(transactions, key=lambda txn: txn.id)
 
 
 def version(metastore: Metastore) -> str:

@@ -151,8 +151,10 @@ def ticket_seconds(login: Kerberos) -> float | None:
         return None
     try:
         store = {"ccache": _account(login).cache} if login.keytab else None
-        found = gss.Credentials(name=_name(gss, login), usage="initiate", mechs=[gss.MechType.kerberos], store=store)
-        return float(found.lifetime)
+        credentials = gss.Credentials(
+            name=_name(gss, login), usage="initiate", mechs=[gss.MechType.kerberos], store=store
+        )
+        return float(credentials.lifetime)
     except gss.exceptions.GSSError:
         return 0.0
     finally:
@@ -174,8 +176,8 @@ def read_ticket(login: Kerberos) -> Ticket:
     """
     gss = _gssapi()
     with _alone(gss, login, login.principal):
-        found = _credentials(gss, login)
-        return Ticket(str(found.name), int(found.lifetime or 0))
+        credentials = _credentials(gss, login)
+        return Ticket(str(credentials.name), int(credentials.lifetime or 0))
 
 
 @dataclass(slots=True)
@@ -218,13 +220,13 @@ def _alone(gss: Any, login: Kerberos, server: str) -> Iterator[None]:
         try:
             yield
         except gss.exceptions.GSSError as error:
-            found = _translated(error, login, server)
-            if isinstance(found, MetastoreUnavailable):
-                account.failed, account.failure = monotonic(), found
+            failure = _translated(error, login, server)
+            if isinstance(failure, MetastoreUnavailable):
+                account.failed, account.failure = monotonic(), failure
                 # With an expired ticket in its cache, Kerberos does not say why it obtained no new one. The next login
                 # uses an empty cache, and fails with the reason.
                 account.number += _code(error) == EXPIRED
-            raise found from error
+            raise failure from error
 
 
 def _gssapi() -> Any:

@@ -70,7 +70,7 @@ def all_claims(metastore: Metastore, database: str) -> list[Claim]:
 
 def _claims(metastore: Metastore, request: ttypes.ShowLocksRequest) -> list[Claim]:
     answer = metastore.call("show_locks", request)
-    found = [
+    unsorted = [
         Claim(
             TableName(entry.dbname, entry.tablename or ""),
             entry.lockid,
@@ -82,7 +82,7 @@ def _claims(metastore: Metastore, request: ttypes.ShowLocksRequest) -> list[Clai
         for entry in answer.locks or []
         if not entry.txnid
     ]
-    return sorted(found, key=lambda claim: (not claim.is_held, claim.lock_id))
+    return sorted(unsorted, key=lambda claim: (not claim.is_held, claim.lock_id))
 
 
 def heartbeat(metastore: Metastore, lock_id: int) -> bool:

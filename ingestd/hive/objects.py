@@ -322,9 +322,9 @@ def find_partitions(metastore: Metastore, table: TableName, names: Sequence[str]
         )
         return list(metastore.call("get_partitions_by_names_req", request).partitions)
 
-    for found in by_request(names, read):
+    for partitions in by_request(names, read):
         yield from (
-            PartitionObject(partition) for partition in found if partition.values
+            PartitionObject(partition) for partition in partitions if partition.values
         )  # without values: it has just been dropped
 
 

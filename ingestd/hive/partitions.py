@@ -45,7 +45,7 @@ _ABOVE_LIMIT = re.compile(r"exceeds limit \(=(\d+)\)")
 
 def read_partitions(metastore: Metastore, table: Table, names: Sequence[str]) -> list[Any]:
     """Return the Thrift partitions in `names` that exist. Names are escaped, as in `k=v/k2=v2`."""
-    return [partition for found in by_request(names, partial(_read, metastore, table)) for partition in found]
+    return [partition for partitions in by_request(names, partial(_read, metastore, table)) for partition in partitions]
 
 
 def by_request(names: Sequence[str], read: Callable[[Sequence[str]], T]) -> Iterator[T]:
@@ -56,14 +56,14 @@ def by_request(names: Sequence[str], read: Callable[[Sequence[str]], T]) -> Iter
     """
     for some in by_call(names):
         try:
-            found = [read(some)]
+            results = [read(some)]
         except IngestdError as error:
             refused = _ABOVE_LIMIT.search(error.what)
             most = int(refused[1]) if refused else 0
             if not 0 < most < len(some):
                 raise
-            found = [read(some[start : start + most]) for start in range(0, len(some), most)]
-        yield from found
+            results = [read(some[start : start + most]) for start in range(0, len(some), most)]
+        yield from results
 
 
 def by_call(partitions: Sequence[T]) -> Iterator[Sequence[T]]:
@@ -86,8 +86,8 @@ def _read(metastore: Metastore, table: Table, names: Sequence[str]) -> list[Any]
         processorCapabilities=CAPABILITIES,
         processorIdentifier="ingestd",
     )
-    found = metastore.call("get_partitions_by_names_req", request).partitions
-    return [partition for partition in found if len(partition.values or ()) == len(table.partition_columns)]
+    partitions = metastore.call("get_partitions_by_names_req", request).partitions
+    return [partition for partition in partitions if len(partition.values or ()) == len(table.partition_columns)]
 
 
 def partition_names(metastore: Metastore, table: Table, most: int = -1) -> list[str]:
@@ -207,21 +207,21 @@ def ensure_partitions(
     others have been created. Raises MetastoreRefusal if it cannot create a partition for another reason, and the errors
     of `make_directories`.
     """
-    found = _infos(table, read_partitions(metastore, table, list(values)), existed=True)
-    missing = [name for name in values if name not in found]
+    partitions = _infos(table, read_partitions(metastore, table, list(values)), existed=True)
+    missing = [name for name in values if name not in partitions]
     if missing:
         make_directories(missing)
     refused: dict[str, MetastoreRefusal] = {}
     for some in by_call(missing):
         wanted = {name: list(values[name]) for name in some}
-        found |= _infos(table, _add(metastore, table, wanted, refused), existed=False)
+        partitions |= _infos(table, _add(metastore, table, wanted, refused), existed=False)
     if refused:
         first = next(iter(refused.values()))
         more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
         reasons = {tuple(values[name]): error.what for name, error in refused.items()}
         raise PartitionsRefused(f"{first.what}{more}", where=first.where, hint=first.hint, refused=reasons) from first
-    others = [name for name in missing if name not in found]
-    return found | _infos(table, read_partitions(metastore, table, others), existed=True)
+    others = [name for name in missing if name not in partitions]
+    return partitions | _infos(table, read_partitions(metastore, table, others), existed=True)
 
 
 def _infos(table: Table, partitions: Sequence[Any], *, existed: bool) -> dict[str, PartitionInfo]:
@@ -259,11 +259,11 @@ def _add(
             return ()
         partition_names(metastore, table, most=1)  # raises if it is not about the partitions
         names, half = list(values), len(values) // 2
-        found = [
+        halves = [
             _add(metastore, table, {name: values[name] for name in some}, refused)
             for some in (names[:half], names[half:])
         ]
-        return [partition for some in found for partition in some]
+        return [partition for some in halves for partition in some]
 
 
 def _request_partitions(metastore: Metastore, table: Table, values: Mapping[str, list[str]]) -> Sequence[Any]:

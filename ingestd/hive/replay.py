@@ -204,13 +204,13 @@ class Replay:
         return self._open
 
     def _list_open(self) -> dict[int, int]:
-        found = {}
+        transactions = {}
         for described in describe_transactions(self._metastore):
             name, _, rest = (described.hostname or "").partition("/")
             txn_id = rest.partition("/")[0]
             if name == _AGENT and described.state == ttypes.TxnState.OPEN and self._agent(txn_id) == described.hostname:
-                found[int(txn_id)] = int(described.id)
-        return found
+                transactions[int(txn_id)] = int(described.id)
+        return transactions
 
     def _agent(self, txn_id: int | str) -> str:
         return f"{_AGENT}/{txn_id}/{self._database}"[:128]

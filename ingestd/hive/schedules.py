@@ -104,14 +104,14 @@ class Schedules:
         The metastore cannot return one that has no next time; its schedule, statement and user are then ''.
         """
         try:
-            found = self._metastore.call("get_scheduled_query", self._key(name))
+            query = self._metastore.call("get_scheduled_query", self._key(name))
         except InvalidTable:
             return None
         except MetastoreUnavailable as error:
             if _NO_NEXT_TIME not in error.what:
                 raise
             return ScheduledQuery(name, "", "", "", is_enabled=False)
-        return ScheduledQuery(name, found.schedule, found.query, found.user, bool(found.enabled), found.nextExecution)
+        return ScheduledQuery(name, query.schedule, query.query, query.user, bool(query.enabled), query.nextExecution)
 
     # --- executions
 
@@ -125,12 +125,12 @@ class Schedules:
         It may also be None if another client claims at the same moment.
         If the answer is lost, the execution stays active until it times out.
         """
-        found = self._metastore.call("scheduled_query_poll", ttypes.ScheduledQueryPollRequest(self.namespace))
-        if not found.executionId:
+        due = self._metastore.call("scheduled_query_poll", ttypes.ScheduledQueryPollRequest(self.namespace))
+        if not due.executionId:
             return None
-        name = found.scheduleKey.scheduleName
-        statement = found.query.removeprefix(f"/* schedule: {name} */")
-        return Execution(found.executionId, name, statement, found.user or "")
+        name = due.scheduleKey.scheduleName
+        statement = due.query.removeprefix(f"/* schedule: {name} */")
+        return Execution(due.executionId, name, statement, due.user or "")
 
     def report(self, execution: Execution, message: str = "") -> None:
         """Keep an execution active, and store what it does. Raises OwnershipLost if it has ended, or was dropped."""
@@ -158,7 +158,7 @@ class Schedules:
     def metrics(self, policy: str) -> Sequence[MetricRow]:
         """Return the metrics of the executions of a policy, the latest first."""
         request = ttypes.GetReplicationMetricsRequest(policy=policy)
-        found = self._metastore.call("get_replication_metrics", request).replicationMetricList or []
+        metrics = self._metastore.call("get_replication_metrics", request).replicationMetricList or []
         rows = [
             MetricRow(
                 metric.scheduledExecutionId,
@@ -167,7 +167,7 @@ class Schedules:
                 metric.progress,
                 metric.dumpExecutionId or 0,
             )
-            for metric in found
+            for metric in metrics
         ]
         return sorted(rows, key=lambda row: row.execution, reverse=True)
 

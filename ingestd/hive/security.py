@@ -269,8 +269,8 @@ class _HiveConf:
         return frozenset(known[name] for name in names)
 
     def _text(self, key: str) -> str:
-        found = (self._conf.get(name) for name in (key, f"hive.{key}"))
-        return next((str(value).strip() for value in found if value is not None), "")
+        values = (self._conf.get(name) for name in (key, f"hive.{key}"))
+        return next((str(value).strip() for value in values if value is not None), "")
 
     def _flag(self, key: str) -> bool:
         return self._text(key).lower() == "true"

@@ -151,10 +151,10 @@ def wait_for_writers(
     first = read_write_ids(metastore, tables, start)
     while True:
         valid = read_transactions(metastore)
-        found = {table: _settled(ids) for table, ids in read_write_ids(metastore, tables, valid).items()}
-        waiting = [table for table, ids in found.items() if ids.high_watermark < first[table].high_watermark]
+        settled = {table: _settled(ids) for table, ids in read_write_ids(metastore, tables, valid).items()}
+        waiting = [table for table, ids in settled.items() if ids.high_watermark < first[table].high_watermark]
         if not waiting:
-            return TablesSnapshot(valid, found)
+            return TablesSnapshot(valid, settled)
         earlier = start.open & valid.open
         if deadline.passed and rule.aborts and not stop.is_set():
             transactions.abort_all(metastore, list(_writers(metastore, waiting, valid, earlier)))
@@ -178,7 +178,7 @@ def read_write_ids(
     ended = replace(valid, open=frozenset())
     everything = replace(ended, aborted=frozenset())
     lists = [read_snapshots(metastore, tables, view.text) for view in (valid, ended, everything)]
-    return {table: _all_ids(*(found[table] for found in lists)) for table in tables}
+    return {table: _all_ids(*(by_table[table] for by_table in lists)) for table in tables}
 
 
 def _all_ids(actual: ValidWriteIds, ended: ValidWriteIds, everything: ValidWriteIds) -> ValidWriteIds:

@@ -35,8 +35,8 @@ def distrust_counts(metastore: Metastore, table: Table, names: Sequence[str], wr
     """
     for some in by_call(_trusted(metastore, table, names)):
         if table.partition_columns:
-            found = _existing(metastore, table, some)
-            statistics = [_statistics(table, name, found.get(name) or [_unknown(table)]) for name in some]
+            existing = _existing(metastore, table, some)
+            statistics = [_statistics(table, name, existing.get(name) or [_unknown(table)]) for name in some]
             _store(metastore, "set_aggr_stats_for", table, statistics, write_id)
         else:
             # The metastore accepts a request without columns for a table, but not for a partition.

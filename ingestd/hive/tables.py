@@ -168,18 +168,18 @@ def require_writable_database(metastore: Metastore, name: TableName) -> None:
     """
     database, where = name.database, f"table {name}"
     try:
-        found = metastore.call("get_database", database).parameters or {}
+        parameters = metastore.call("get_database", database).parameters or {}
     except InvalidTable as error:
         hint = f"run CREATE DATABASE {database}"
         raise InvalidTable("the database does not exist", where=where, hint=hint) from error
-    if found.get(_TARGET_FOR):
+    if parameters.get(_TARGET_FOR):
         raise InvalidTable(
             f"database {database} is a target of replication ({_TARGET_FOR})",
             where=where,
             hint="write to the source database. After a failover, run"
             f" ALTER DATABASE {database} SET DBPROPERTIES ('{_TARGET_FOR}'='', '{_READ_ONLY}'='false')",
         )
-    if found.get(_READ_ONLY, "").lower() == "true":
+    if parameters.get(_READ_ONLY, "").lower() == "true":
         raise InvalidTable(
             f"database {database} is read-only",
             where=where,

@@ -184,11 +184,11 @@ class SaslTransport(TTransportBase):  # type: ignore[misc]
 
     def read(self, size: int) -> bytes:
         """Return at most `size` bytes of the current frame, or of the next frame if the current one is exhausted."""
-        while not (found := self._read.read(size)):
+        while not (content := self._read.read(size)):
             (length,) = _LENGTH.unpack(self._below.readAll(_LENGTH.size))
             _check_length(length, _MAX_FRAME_BYTES)
             self._read = BytesIO(self._exchange.unwrap(self._below.readAll(length)))
-        return found
+        return content
 
     def write(self, data: bytes) -> None:
         """Buffer `data` until `flush`."""

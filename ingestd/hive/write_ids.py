@@ -25,13 +25,13 @@ def read_snapshots(
     metastore: Metastore, tables: Sequence[TableName], transactions: str | None = None
 ) -> dict[TableName, ValidWriteIds]:
     """Return the valid write ids of each table for a query that begins now, or that has the snapshot `transactions`."""
-    found = {}
+    snapshots = {}
     for start in range(0, len(tables), _TABLES_PER_CALL):
         some = {str(table): table for table in tables[start : start + _TABLES_PER_CALL]}
         request = ttypes.GetValidWriteIdsRequest(fullTableNames=list(some), validTxnList=transactions)
         for answer in metastore.call("get_valid_write_ids", request).tblValidWriteIds:
-            found[some[answer.fullTableName.lower()]] = _snapshot(answer)
-    return found
+            snapshots[some[answer.fullTableName.lower()]] = _snapshot(answer)
+    return snapshots
 
 
 def _snapshot(answer: Any) -> ValidWriteIds:
