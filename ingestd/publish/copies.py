@@ -52,8 +52,8 @@ def hidden_name(owner: str, delta: str) -> str:
 
 def owner_of_copy(name: str) -> str | None:
     """Return the owner for a name of `hidden_name`; None for other names."""
-    owner, found, delta = name.removeprefix(_HIDDEN).rpartition("-delta_")
-    return owner if found and delta and name.startswith(_HIDDEN) else None
+    owner, separator, delta = name.removeprefix(_HIDDEN).rpartition("-delta_")
+    return owner if separator and delta and name.startswith(_HIDDEN) else None
 
 
 def note(storages: Storages, table: Location, root: str, owner: str, copy: Copy) -> None:

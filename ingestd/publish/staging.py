@@ -132,12 +132,12 @@ def sweep(
     Raises MetastoreUnavailable, and StorageUnavailable after it has tried to remove each directory.
     """
     storages, spared = warehouse.storages, set(spare)
-    found = [leftover for leftover in _leftovers(storages, table.location, roots) if leftover.owner not in spared]
-    ended = ended_owners(warehouse.metastore, table, {leftover.owner for leftover in found})
+    leftovers = [leftover for leftover in _leftovers(storages, table.location, roots) if leftover.owner not in spared]
+    ended = ended_owners(warehouse.metastore, table, {leftover.owner for leftover in leftovers})
     failures: dict[str, StorageUnavailable] = {}
     removed = []
     for leftover in sorted(
-        found, key=lambda leftover: leftover.has_notes
+        leftovers, key=lambda leftover: leftover.has_notes
     ):  # staged files first: until then, a copy can begin
         if leftover.owner not in ended or leftover.owner in failures:
             continue
