@@ -142,10 +142,10 @@ class TableListing:
 
     def run(self, tables: Sequence[TableName], database: str) -> None:
         """List the database, its tables and its functions."""
-        found = find_database(self.source.metastore, database)
-        if found is None:
+        described = find_database(self.source.metastore, database)
+        if described is None:
             raise InvalidTable("the database was dropped during the dump", where=f"database {database}")
-        self.writer.add(DatabaseRecord(found.text))
+        self.writer.add(DatabaseRecord(described.text))
         self.add_tables(tables)
         for function in list_functions(self.source.metastore, database):
             if function.resources:  # a function without files is on the class path of the servers
@@ -212,27 +212,27 @@ class TableListing:
         for Hive, which creates it when it writes there; or the metastore hangs, and the load must copy the table again
         if the rename follows (WITHOUT_DIRECTORY).
         """
-        found = self._list(table, locations, ids)
+        listed = self._list(table, locations, ids)
         longest = Deadline.after(_RENAME_SECONDS)
         without_directory = []
-        while missing := {name: locations[name] for name, files in found.items() if files is None}:
+        while missing := {name: locations[name] for name, files in listed.items() if files is None}:
             pause(_POLL_SECONDS)
-            found |= self._list(table, missing, ids)
+            listed |= self._list(table, missing, ids)
             current = self._locations(table, missing)
-            for name in [name for name in missing if found[name] is None]:
+            for name in [name for name in missing if listed[name] is None]:
                 if name not in current:
-                    found[name] = []
+                    listed[name] = []
                 elif current[name] != locations[name]:
                     raise NotFound("the directory was moved during the dump", where=locations[name])
                 elif longest.passed:
                     self._require_above(table, locations[name])
-                    found[name] = []
+                    listed[name] = []
                     without_directory.append(name)
                     self.writer.add(WithoutDirectoryRecord(table.name.table, name))
         if without_directory:
             first, count = locations[without_directory[0]], len(without_directory)
             _log.warning("the dump has no rows of %d missing directories of the table %s: %s", count, table.name, first)
-        return {name: files or [] for name, files in found.items()}
+        return {name: files or [] for name, files in listed.items()}
 
     def _require_above(self, table: TableObject, missing: str) -> None:
         """Raise NotFound if more than a directory is missing, for example because its file system is not mounted."""

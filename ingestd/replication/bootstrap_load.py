@@ -132,11 +132,11 @@ class _Load:
             marks[EXTERNAL_BASE] = self.options.external_base
         described = DatabaseObject.parse(record.text)
         wanted = {**without_marks(described.parameters), **marks}
-        found = find_database(metastore, name)
-        if found is None:
+        existing = find_database(metastore, name)
+        if existing is None:
             create_database(metastore, described.copied(name, wanted))
         else:
-            self._require_own(found)
+            self._require_own(existing)
             unset = dict.fromkeys((LAST_ID, SETTLED, INCOMPATIBLE, EXTERNAL_BASE))
             change_database(metastore, name, {**unset, **wanted})
         # Transactions of an earlier replication into this database would keep their write ids.

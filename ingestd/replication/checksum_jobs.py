@@ -54,18 +54,18 @@ class ColumnChecks:
         chunks = _chunks(locations)
         total = sum(file.length for chunk in chunks for _, file in chunk)
         if self._engine is None or total < self._job_bytes:
-            found = run_all([partial(_sums, storages, layout, chunk) for chunk in chunks], _THREADS)
+            outcomes = run_all([partial(_sums, storages, layout, chunk) for chunk in chunks], _THREADS)
         else:
             count = sum(map(len, chunks))
             seconds = total / _SLOWEST_BYTES + count / _SLOWEST_FILES
             shared = self._engine.share(storages)
             try:
                 task = partial(_sums_in_task, shared.reference(), layout)
-                found = self._engine.run(JobGroup("verify"), task, chunks, seconds=seconds)
+                outcomes = self._engine.run(JobGroup("verify"), task, chunks, seconds=seconds)
             finally:
                 shared.release()
         sums: dict[str, Outcome] = {name: Checksums.none(layout.columns) for name in locations}
-        for some in found:
+        for some in outcomes:
             for name, outcome in some.items():
                 sums[name] = _added(sums[name], outcome)
         return sums
@@ -94,15 +94,15 @@ def _sums_in_task(storages: Reference[Storages], layout: Layout, chunk: Chunk) -
 
 
 def _sums(storages: Storages, layout: Layout, chunk: Chunk) -> dict[str, Outcome]:
-    found: dict[str, Outcome] = {}
+    outcomes: dict[str, Outcome] = {}
     for name, file in chunk:
         try:
             batches = read_rows(storages.at(file.uri), file, layout.file_format, layout.valid)
             outcome: Outcome = checksums(batches, layout.columns)
         except (InvalidTable, NotFound) as error:
             outcome = str(error)
-        found[name] = _added(found.get(name, Checksums.none(layout.columns)), outcome)
-    return found
+        outcomes[name] = _added(outcomes.get(name, Checksums.none(layout.columns)), outcome)
+    return outcomes
 
 
 def _added(first: Outcome, other: Outcome) -> Outcome:

@@ -48,8 +48,8 @@ def checksums(batches: Iterable[pa.RecordBatch], columns: int) -> Checksums:
     """Return the checksums of the first `columns` columns; a column that a batch lacks has only nulls."""
     total = Checksums.none(columns)
     for batch in batches:
-        found = [_sum(batch.column(at) if at < batch.num_columns else pa.nulls(len(batch))) for at in range(columns)]
-        total += Checksums(len(batch), tuple(found))
+        sums = [_sum(batch.column(at) if at < batch.num_columns else pa.nulls(len(batch))) for at in range(columns)]
+        total += Checksums(len(batch), tuple(sums))
     return total
 
 
@@ -118,8 +118,8 @@ def _texts(array: pa.Array) -> Hashes:
     """Hash strings and binaries."""
     values = array.cast(pa.large_binary())
     offsets, content = _offsets(values), np.frombuffer(values.buffers()[2] or b"", np.uint8)
-    found = [_text_slice(offsets[first : last + 1], content) for first, last in _slices(offsets)]
-    return np.concatenate(found or [np.zeros(0, np.uint64)])
+    hashes = [_text_slice(offsets[first : last + 1], content) for first, last in _slices(offsets)]
+    return np.concatenate(hashes or [np.zeros(0, np.uint64)])
 
 
 def _slices(offsets: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
@@ -157,8 +157,8 @@ def _offsets(array: pa.Array) -> npt.NDArray[np.int64]:
 
 def _segment_sums(hashes: Hashes, offsets: npt.NDArray[np.int64]) -> Hashes:
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(hashes, dtype=np.uint64)])
-    found: Hashes = sums[offsets[1:]] - sums[offsets[:-1]]  # modulo 2⁶⁴, as are the sums
-    return found
+    segments: Hashes = sums[offsets[1:]] - sums[offsets[:-1]]  # modulo 2⁶⁴, as are the sums
+    return segments
 
 
 def _lists(array: pa.Array) -> Hashes:
@@ -184,7 +184,7 @@ def _structs(array: pa.Array) -> Hashes:
 
 def _combined(fields: Sequence[Hashes]) -> Hashes:
     """Return a hash of each row, given those of its fields in their order."""
-    found = np.zeros(len(fields[0]), np.uint64)
+    hashes = np.zeros(len(fields[0]), np.uint64)
     for field in fields:
-        found = _mixed(found * _STEP + field)
-    return found
+        hashes = _mixed(hashes * _STEP + field)
+    return hashes

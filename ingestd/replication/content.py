@@ -107,8 +107,8 @@ class View:
         """Return the partitions in `names` that exist, by name, or the table."""
         if not self.table.partition_columns:
             return {WHOLE_TABLE: self.table}
-        found = find_partitions(self.cluster.metastore, self.table.name, names)
-        return {self.table.partition_name(partition.values): partition for partition in found}
+        partitions = find_partitions(self.cluster.metastore, self.table.name, names)
+        return {self.table.partition_name(partition.values): partition for partition in partitions}
 
     def objects_now(self, names: Sequence[str]) -> dict[str, Described]:
         """Return the same as `objects`, but read the table again as well."""
@@ -117,17 +117,17 @@ class View:
 
     def files(self, location: str | None) -> _Files:
         """Return the files of a location; none if it does not exist."""
-        found = self._listed(location)
-        names = {file.directory.partition("/")[0] for file in found} if self.table.kind is TableKind.FULL_ACID else ()
+        listed = self._listed(location)
+        names = {file.directory.partition("/")[0] for file in listed} if self.table.kind is TableKind.FULL_ACID else ()
         return _Files(
-            frozenset((file.directory, file.name, file.length) for file in found),
+            frozenset((file.directory, file.name, file.length) for file in listed),
             frozenset((name, self._valid_in(name)) for name in names),
         )
 
     def versions(self, location: str) -> dict[str, Version]:
         """Return the versions of the files of a location, by their relative paths."""
-        found = self._listed(location)
-        return {f"{file.directory}/{file.name}".lstrip("/"): Version(file.length, file.version) for file in found}
+        listed = self._listed(location)
+        return {f"{file.directory}/{file.name}".lstrip("/"): Version(file.length, file.version) for file in listed}
 
     def directories(self, location: str | None) -> list[Directory]:
         """Return the directories of a transactional table that readers open; none if the location does not exist."""
@@ -141,11 +141,11 @@ class View:
 
     def has_rows(self, location: str | None, directories: Collection[str]) -> bool:
         """Return whether directories, as they are copied, have rows; True if these cannot be counted."""
-        found = [file for file in self._listed(location) if file.directory.partition("/")[0] in directories]
+        listed = [file for file in self._listed(location) if file.directory.partition("/")[0] in directories]
         known = self.file_format
         if known is None:
-            return bool(found)
-        files = ((self.cluster.storages.at(file.uri), RowFile(file.uri, file.length)) for file in found)
+            return bool(listed)
+        files = ((self.cluster.storages.at(file.uri), RowFile(file.uri, file.length)) for file in listed)
         return any(count_rows(storage, file, known) for storage, file in files)
 
     def _listed(self, location: str | None) -> list[ListedFile]:
@@ -206,7 +206,7 @@ def compare_locations(before: View, after: View, columns: ColumnChecks | None) -
     A partition that only one side has is different unless it is empty: the source has partitions whose transactions the
     target has not replayed.
     """
-    found: list[Compared] = []
+    comparisons: list[Compared] = []
     for names in by_call(sorted({*before.partitions(), *after.partitions()})):
         originals, copies = before.objects(names), after.objects(names)
         here, there = (
@@ -217,20 +217,20 @@ def compare_locations(before: View, after: View, columns: ColumnChecks | None) -
         some = _compare_claims(some, after, originals, copies)
         if columns is not None:
             some = _compare_columns(some, before, after, (here, there), columns)
-        found += some
-    return found
+        comparisons += some
+    return comparisons
 
 
 def _compare_claims(
-    found: Sequence[Compared], after: View, originals: Mapping[str, Described], copies: Mapping[str, Described]
+    comparisons: Sequence[Compared], after: View, originals: Mapping[str, Described], copies: Mapping[str, Described]
 ) -> list[Compared]:
     """Compare the numbers of rows with those of the statistics that the target's readers trust."""
     if not after.table.kind.is_transactional:
-        return list(found)
-    again = after.objects_now([comparison.name for comparison in found])
+        return list(comparisons)
+    again = after.objects_now([comparison.name for comparison in comparisons])
     known = originals.keys() & copies.keys() & again.keys()
     compared = []
-    for comparison in found:
+    for comparison in comparisons:
         wrong = ""
         if comparison.verdict is Verdict.EQUAL and comparison.target_rows is not None and comparison.name in known:
             claims = copies[comparison.name], again[comparison.name]
@@ -262,18 +262,18 @@ def _compare_now(name: str, before: View, after: View, here: str | None, there: 
     text = "; ".join(filter(None, missing))
     rows, copied_rows = before.rows(here), after.rows(there)
     is_one_sided = (here is None) != (there is None)
-    found = Compared(name, Verdict.EQUAL, count, rows, copied_rows, is_one_sided=is_one_sided)
+    equal = Compared(name, Verdict.EQUAL, count, rows, copied_rows, is_one_sided=is_one_sided)
     may_be_compacted = before.table.kind.is_transactional
     if rows != copied_rows:
         text = "; ".join(filter(None, [f"the source has {rows} rows, and the target {copied_rows}", text]))
     elif same:
-        return found
+        return equal
     elif may_be_compacted and not _is_removed(before, after, (here, there), (files, copies)):
         if rows is not None:
-            return found
+            return equal
         reason = f"{text}; perhaps one side was compacted, and the rows cannot be counted"
-        return replace(found, verdict=Verdict.NOT_COMPARABLE, finding=_at(name, reason))
-    return replace(found, verdict=Verdict.DIFFERENT, finding=_at(name, text))
+        return replace(equal, verdict=Verdict.NOT_COMPARABLE, finding=_at(name, reason))
+    return replace(equal, verdict=Verdict.DIFFERENT, finding=_at(name, text))
 
 
 def _is_removed(
@@ -315,14 +315,14 @@ def _at(name: str, text: str) -> str:
 
 
 def _compare_columns(
-    found: Sequence[Compared],
+    comparisons: Sequence[Compared],
     before: View,
     after: View,
     locations: tuple[dict[str, str], dict[str, str]],
     columns: ColumnChecks,
 ) -> list[Compared]:
     """Compare the values of the locations that are equal so far."""
-    equal = [comparison.name for comparison in found if comparison.verdict is Verdict.EQUAL]
+    equal = [comparison.name for comparison in comparisons if comparison.verdict is Verdict.EQUAL]
     sums, copied = (
         _columns_of(view, {name: known.get(name) for name in equal}, columns)
         for view, known in zip((before, after), locations, strict=True)
@@ -332,7 +332,7 @@ def _compare_columns(
         _with_columns(comparison, sums[comparison.name], copied[comparison.name], names)
         if comparison.name in sums
         else comparison
-        for comparison in found
+        for comparison in comparisons
     ]
 
 
@@ -343,16 +343,16 @@ def _columns_of(view: View, locations: Mapping[str, str | None], columns: Column
     return columns.run(view.cluster.storages, view.layout, dict(zip(locations, files, strict=True)))
 
 
-def _with_columns(found: Compared, sums: Outcome, copied: Outcome, names: Sequence[str]) -> Compared:
+def _with_columns(comparison: Compared, sums: Outcome, copied: Outcome, names: Sequence[str]) -> Compared:
     if isinstance(sums, str) or isinstance(copied, str):
         text = sums if isinstance(sums, str) else str(copied)
-        return replace(found, verdict=Verdict.NOT_COMPARABLE, finding=_at(found.name, text))
-    if found.behind:
-        text = f"{found.behind} files have changed on the source since they were copied"
-        return replace(found, verdict=Verdict.NOT_COMPARABLE, finding=_at(found.name, text))
-    found = replace(found, rows=sums.rows, target_rows=copied.rows)
+        return replace(comparison, verdict=Verdict.NOT_COMPARABLE, finding=_at(comparison.name, text))
+    if comparison.behind:
+        text = f"{comparison.behind} files have changed on the source since they were copied"
+        return replace(comparison, verdict=Verdict.NOT_COMPARABLE, finding=_at(comparison.name, text))
+    comparison = replace(comparison, rows=sums.rows, target_rows=copied.rows)
     pairs = zip(names, sums.columns, copied.columns, strict=True)
     if different := [name for name, pair, other in pairs if pair != other]:
         text = f"the values of these columns are different: {', '.join(different)}"
-        return replace(found, verdict=Verdict.DIFFERENT, finding=_at(found.name, text))
-    return found
+        return replace(comparison, verdict=Verdict.DIFFERENT, finding=_at(comparison.name, text))
+    return comparison

@@ -246,9 +246,9 @@ class _Run:
             partial(self._survey_directory, directory, list(files))
             for directory, files in groupby(ordered, key=lambda file: file.directory)
         ]
-        found = run_all(calls, _LISTING_THREADS)
+        assigned = run_all(calls, _LISTING_THREADS)
         self._is_first = False
-        return [assignment for assignments in found for assignment in assignments]
+        return [assignment for assignments in assigned for assignment in assignments]
 
     def remove_own(self) -> None:
         """Remove the temporary files of this copy, none of whose tasks is running."""
@@ -342,7 +342,7 @@ class _Jobs:
         watcher = threading.Thread(target=watch, name="copy-watch", daemon=True)
         watcher.start()
         try:
-            found = self._engine.run(group, task, tasks, seconds=seconds)
+            by_task = self._engine.run(group, task, tasks, seconds=seconds)
         except JobFailed as error:
             check()
             if stop.is_set():
@@ -352,7 +352,7 @@ class _Jobs:
             ended.set()
             watcher.join()
             self._engine.await_tasks(group)  # a task that is killed leaves temporary files
-        return [outcome for outcomes in found for outcome in outcomes]
+        return [outcome for outcomes in by_task for outcome in outcomes]
 
     def release(self) -> None:
         """Remove the storages from Spark. Never raises."""

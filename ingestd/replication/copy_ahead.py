@@ -97,8 +97,8 @@ class CopyAhead:
             if self._barrier(record) != barrier or record.table in self.lost:
                 continue
             if record.table not in highest:
-                found = self.definitions.table(record.table)
-                highest[record.table] = self.replay.highest_write_id(found.name) if found else 2**63
+                existing = self.definitions.table(record.table)
+                highest[record.table] = self.replay.highest_write_id(existing.name) if existing else 2**63
             write = record.table, record.write_id
             if record.write_id <= highest[record.table] and write not in is_open:
                 table, txn_id = self.definitions.table(record.table), self.plan.commits[record.event]

@@ -130,11 +130,11 @@ class CyclePlan:
 
     def renamed(self, table: str) -> set[str]:
         """Return the table and all tables from and to whose names it is renamed, directly or indirectly."""
-        found, known = {table}, 0
-        while len(found) > known:
-            known = len(found)
-            found.update(name for pair in self._renames if not found.isdisjoint(pair) for name in pair)
-        return found
+        names, known = {table}, 0
+        while len(names) > known:
+            known = len(names)
+            names.update(name for pair in self._renames if not names.isdisjoint(pair) for name in pair)
+        return names
 
     def _add(self, record: EventRecord) -> None:
         self._add_identity(record)

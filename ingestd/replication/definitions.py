@@ -158,10 +158,10 @@ class Definitions:
 
         Raises ReplicationError if it must exist.
         """
-        found = self.find(name)
-        if found is None and not self._accepts_missing:
+        table = self.find(name)
+        if table is None and not self._accepts_missing:
             raise self._missing(name)
-        return found
+        return table
 
     def find(self, name: str) -> TableObject | None:
         """Return a table of the target, None if it does not exist."""
@@ -193,11 +193,11 @@ class Definitions:
 
     def _alter_database(self, _table: str, message: _Message) -> None:
         after = DatabaseObject.parse(message["dbObjAfterJson"])
-        found = find_database(self._metastore, self._database)
-        if found is None:
+        before = find_database(self._metastore, self._database)
+        if before is None:
             raise ReplicationError("the database is missing", where=f"database {self._database}")
-        raw = copy.deepcopy(found.raw)
-        raw.parameters = {**_with_marks(after.parameters, found.parameters), READ_ONLY: "true"}
+        raw = copy.deepcopy(before.raw)
+        raw.parameters = {**_with_marks(after.parameters, before.parameters), READ_ONLY: "true"}
         raw.description, raw.ownerName, raw.ownerType = after.raw.description, after.raw.ownerName, after.raw.ownerType
         alter_database(self._metastore, DatabaseObject(raw))
 
@@ -227,17 +227,17 @@ class Definitions:
         if name != table and self._accepts_missing and find_table(self._metastore, self._name(name)) is not None:
             self._lose(name, f"it was renamed from {table} meanwhile")
             return
-        found = self.table(table)
-        if found is None:
+        before = self.table(table)
+        if before is None:
             return
-        if name != table and WITHOUT_DIRECTORY in found.parameters:
+        if name != table and WITHOUT_DIRECTORY in before.parameters:
             self._lose(name, f"it was being renamed from {table} when it was copied")
             return
         write_id = write_id_of(message)
         if is_truncation(message):
-            self._truncate(found, (), write_id)
-        location = self._external(after.location) if after.kind is TableKind.EXTERNAL else found.raw.sd.location
-        changed = after.copied(self._name(name), location, self._parameters(after.parameters, found.parameters))
+            self._truncate(before, (), write_id)
+        location = self._external(after.location) if after.kind is TableKind.EXTERNAL else before.raw.sd.location
+        changed = after.copied(self._name(name), location, self._parameters(after.parameters, before.parameters))
         if write_id > 0:
             changed.raw.writeId = write_id
         if name == table:
@@ -251,9 +251,9 @@ class Definitions:
 
     def _drop_table(self, table: str, _message: _Message) -> None:
         """Drop a table; the files of an external one stay."""
-        found = find_table(self._metastore, self._name(table))
-        if found is not None:
-            drop_table(self._metastore, found.name, delete_data=owns_files(found))
+        existing = find_table(self._metastore, self._name(table))
+        if existing is not None:
+            drop_table(self._metastore, existing.name, delete_data=owns_files(existing))
 
     def _truncate(self, table: TableObject, partitions: Sequence[str], write_id: int) -> None:
         """Truncate a table, or `partitions` if there are any. The files of external tables are copied by difference."""
@@ -270,15 +270,15 @@ class Definitions:
     # --- partitions
 
     def _add_partitions(self, table: str, message: _Message) -> None:
-        found = self.table(table)
-        if found is None:
+        existing = self.table(table)
+        if existing is None:
             return
         described = [PartitionObject.parse(text) for text in message["partitionListJson"]]
         copies = [
-            member.copied(found.name, self._location(found, member), without_marks(member.parameters))
+            member.copied(existing.name, self._location(existing, member), without_marks(member.parameters))
             for member in described
         ]
-        add_partitions(self._metastore, found, copies)
+        add_partitions(self._metastore, existing, copies)
 
     def _location(self, table: TableObject, partition: PartitionObject) -> str:
         """Return the location of a new partition."""
@@ -288,28 +288,28 @@ class Definitions:
 
     def _alter_partition(self, table: str, message: _Message) -> None:
         before, after = (PartitionObject.parse(message[f"partitionObj{when}Json"]) for when in ("Before", "After"))
-        found = self.table(table)
-        if found is None:
+        existing_table = self.table(table)
+        if existing_table is None:
             return
         if before.values != after.values:
-            existing = self._existing(found, [before.values, after.values])
+            existing = self._existing(existing_table, [before.values, after.values])
             old = existing.get(before.values)
-            is_settled = int(found.parameters.get(SETTLED, 0)) < self._event
+            is_settled = int(existing_table.parameters.get(SETTLED, 0)) < self._event
             is_empty = old is not None and WITHOUT_DIRECTORY in old.parameters
             is_uncertain = not is_settled or old is None or after.values in existing
             if is_empty or (self._accepts_missing and is_uncertain):
-                self._lose(table, f"the partition {found.partition_name(before.values)} was renamed meanwhile")
+                self._lose(table, f"the partition {existing_table.partition_name(before.values)} was renamed meanwhile")
             elif old is not None:
-                renamed = after.copied(found.name, old.location, _with_marks(after.parameters, old.parameters))
-                rename_partition(self._metastore, found.name, before.values, renamed.raw)
+                renamed = after.copied(existing_table.name, old.location, _with_marks(after.parameters, old.parameters))
+                rename_partition(self._metastore, existing_table.name, before.values, renamed.raw)
             return
-        self._change_partitions(found, [after], message)
+        self._change_partitions(existing_table, [after], message)
 
     def _alter_partitions(self, table: str, message: _Message) -> None:
-        found = self.table(table)
-        if found is not None:
+        existing = self.table(table)
+        if existing is not None:
             described = [PartitionObject.parse(text) for text in message["partitionListJson"]]
-            self._change_partitions(found, described, message)
+            self._change_partitions(existing, described, message)
 
     def _change_partitions(self, table: TableObject, described: Sequence[PartitionObject], message: _Message) -> None:
         """Replace the definitions of partitions that exist."""
@@ -332,27 +332,27 @@ class Definitions:
     def _existing(
         self, table: TableObject, values: Sequence[tuple[str, ...]]
     ) -> dict[tuple[str, ...], PartitionObject]:
-        found = self._objects.partitions(table, [table.partition_name(value) for value in values])
-        return {member.values: member for member in found.values()}
+        partitions = self._objects.partitions(table, [table.partition_name(value) for value in values])
+        return {member.values: member for member in partitions.values()}
 
     def _drop_partitions(self, table: str, message: _Message) -> None:
-        found = self.table(table)
-        if found is not None:
+        existing = self.table(table)
+        if existing is not None:
             names = [
-                found.partition_name([values[key] for key in found.partition_columns])
+                existing.partition_name([values[key] for key in existing.partition_columns])
                 for values in message["partitions"]
             ]
-            delete_data = owns_files(found)
-            drop_partitions(self._metastore, found.name, names, delete_data=delete_data)
+            delete_data = owns_files(existing)
+            drop_partitions(self._metastore, existing.name, names, delete_data=delete_data)
 
     # --- statistics, constraints and functions
 
     def _store_statistics(self, table: str, message: _Message) -> None:
-        if (found := self.table(table)) is None:
+        if (existing := self.table(table)) is None:
             return
         statistics = ColumnStatistics.parse(message["colStatsJson"], write_id_of(message))
         try:
-            store_statistics(self._metastore, found.name, statistics)
+            store_statistics(self._metastore, existing.name, statistics)
         except InvalidTable:
             if not self._accepts_missing:
                 raise self._missing(f"{table}, a partition") from None
@@ -363,38 +363,41 @@ class Definitions:
     def distrust_statistics(self, table: str, partition: str) -> None:
         """Let readers of a table, or of a partition if it is not WHOLE_TABLE, read rows in place of statistics."""
         self._objects.forget()  # events of statistics change parameters
-        found = self.find(table)
-        if found is None:
+        existing = self.find(table)
+        if existing is None:
             return
         if partition:
-            partitions = self._objects.partitions(found, [partition]).values()
+            partitions = self._objects.partitions(existing, [partition]).values()
             copies = [
-                member.copied(found.name, member.raw.sd.location, inexact(member.parameters)) for member in partitions
+                member.copied(existing.name, member.raw.sd.location, inexact(member.parameters))
+                for member in partitions
             ]
-            self._objects.alter_partitions(found, copies)
+            self._objects.alter_partitions(existing, copies)
         else:
-            changed = found.copied(found.name, found.raw.sd.location, inexact(found.parameters))
+            changed = existing.copied(existing.name, existing.raw.sd.location, inexact(existing.parameters))
             self._objects.alter_table(changed)
 
     def _delete_statistics(self, table: str, message: _Message) -> None:
-        found = self.table(table)
-        if found is not None and not found.kind.is_transactional:
+        existing = self.table(table)
+        if existing is not None and not existing.kind.is_transactional:
             partition = message.get("partName") or WHOLE_TABLE
-            delete_statistics(self._metastore, found.name, partition, message["colName"], message.get("engine") or "")
+            delete_statistics(
+                self._metastore, existing.name, partition, message["colName"], message.get("engine") or ""
+            )
 
     def _add_constraints(self, kind: str, table: str, message: _Message) -> None:
-        if (found := self.table(table)) is not None:
+        if (existing := self.table(table)) is not None:
             field, constraint_kind = _CONSTRAINTS[kind]
             by_name: dict[str, list[str]] = defaultdict(list)
             for text in message[field]:
                 by_name[Constraint.parse(constraint_kind, [text]).name].append(text)
             constraints = [Constraint.parse(constraint_kind, texts) for texts in by_name.values()]
             copies = [constraint.copied(self._source, self._database) for constraint in constraints]
-            add_constraints(self._metastore, found.name, copies)
+            add_constraints(self._metastore, existing.name, copies)
 
     def _drop_constraint(self, table: str, message: _Message) -> None:
-        if (found := self.table(table)) is not None:
-            drop_constraint(self._metastore, found.name, message["constraintName"])
+        if (existing := self.table(table)) is not None:
+            drop_constraint(self._metastore, existing.name, message["constraintName"])
 
     def _create_function(self, _table: str, message: _Message) -> None:
         function = FunctionObject.parse(message["functionObjJson"]).copied(self._database)

@@ -106,19 +106,19 @@ class DumpDirectory:
         """
         file = child(self.uri, side.value)
         self._make()
-        found = self._owner(file)
-        if found and not found.policy and owner.policy and found.agrees(owner):
+        holder = self._owner(file)
+        if holder and not holder.policy and owner.policy and holder.agrees(owner):
             self._storage.remove_file(file)
-            found = None
-        if found is None:
+            holder = None
+        if holder is None:
             try:
                 self._storage.create(file, owner.encode())
                 return
             except AlreadyExists:
-                found = Owner.decode(self._storage.read(file), file)
-        if not found.agrees(owner):
+                holder = Owner.decode(self._storage.read(file), file)
+        if not holder.agrees(owner):
             raise ConfigError(
-                f"{found} uses this dump directory, so {owner} cannot",
+                f"{holder} uses this dump directory, so {owner} cannot",
                 where=self.uri,
                 hint=f"use another hive.repl.rootdir, or remove {side.value} if that policy no longer exists",
             )
@@ -238,8 +238,8 @@ class DumpDirectory:
 
     def dumps(self) -> list[Dump]:
         """Return all dumps by number, the oldest first; [] if the directory does not exist."""
-        found = [dump for name in self._names(self.uri) if (dump := self._read(child(self.uri, name)))]
-        return sorted(found, key=lambda dump: dump.state.number)
+        dumps = [dump for name in self._names(self.uri) if (dump := self._read(child(self.uri, name)))]
+        return sorted(dumps, key=lambda dump: dump.state.number)
 
     def _read(self, uri: str) -> Dump | None:
         """Return the dump in a directory; None if it has no state: it is being created or removed."""

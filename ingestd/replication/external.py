@@ -47,14 +47,14 @@ def directories(table: str, location: str, partitions: Mapping[str, str]) -> lis
     return [ExternalDirectory(table, "", location), *apart]
 
 
-def encoded(found: Iterable[ExternalDirectory]) -> bytes:
+def encoded(listed: Iterable[ExternalDirectory]) -> bytes:
     """Return the content of `_external_tables_info`: a line for each directory.
 
     A line consists of the table's name, the partition's name unless it is empty, and the base64 of the URI, separated
     by commas.
     """
     lines = []
-    for directory in found:
+    for directory in listed:
         path = base64.b64encode(directory.uri.encode()).decode()
         lines.append(",".join((directory.table, *filter(None, [directory.partition]), path)) + "\n")
     return "".join(lines).encode()
@@ -65,7 +65,7 @@ def decoded(content: bytes, where: str) -> list[ExternalDirectory]:
 
     A partition's name may contain commas.
     """
-    found = []
+    listed = []
     for number, line in enumerate(content.decode(errors="replace").rstrip("\n").split("\n") if content else (), 1):
         table, _, rest = line.partition(",")
         partition, _, path = rest.rpartition(",")
@@ -79,23 +79,23 @@ def decoded(content: bytes, where: str) -> list[ExternalDirectory]:
                 where=f"{where}, line {number}",
                 hint="remove the dump; the next one writes the file again",
             )
-        found.append(ExternalDirectory(table, partition, uri))
-    return found
+        listed.append(ExternalDirectory(table, partition, uri))
+    return listed
 
 
-def store_directories(writer: ManifestWriter, found: Sequence[ExternalDirectory]) -> None:
+def store_directories(writer: ManifestWriter, listed: Sequence[ExternalDirectory]) -> None:
     """Write `_external_tables_info` into a manifest that is not finished."""
-    writer.write_file(INFO_FILE, encoded(found))
-    writer.add(ExternalRecord(len(found)))
+    writer.write_file(INFO_FILE, encoded(listed))
+    writer.add(ExternalRecord(len(listed)))
 
 
 def read_directories(manifest: Manifest) -> list[ExternalDirectory]:
     """Return the directories in a manifest. Raises ReplicationError, ManifestIncomplete and StorageUnavailable."""
-    found = decoded(manifest.read_file(INFO_FILE), child(manifest.directory, INFO_FILE))
+    listed = decoded(manifest.read_file(INFO_FILE), child(manifest.directory, INFO_FILE))
     for record in manifest.read(ExternalRecord):  # a dump of an earlier release has none
-        if record.directories != len(found):
-            raise manifest.damaged(INFO_FILE, f"has {len(found)} lines instead of {record.directories}")
-    return found
+        if record.directories != len(listed):
+            raise manifest.damaged(INFO_FILE, f"has {len(listed)} lines instead of {record.directories}")
+    return listed
 
 
 def is_fully_qualified(uri: str) -> bool:
@@ -139,7 +139,7 @@ def target_location(location: str, base: str | None) -> str:
     return child(base, path) if path else base
 
 
-def mirrors(found: Iterable[ExternalDirectory], base: str | None) -> list[Mirror]:
+def mirrors(listed: Iterable[ExternalDirectory], base: str | None) -> list[Mirror]:
     """Return the directories to copy, without those that are copied with others.
 
     Raises ConfigError if there are directories and no base directory, if two would be copied to the same place, as
@@ -149,7 +149,7 @@ def mirrors(found: Iterable[ExternalDirectory], base: str | None) -> list[Mirror
     by_source: dict[_Levels, Mirror] = {}
     by_target: dict[_Levels, Mirror] = {}
     above_targets: dict[_Levels, Mirror] = {}
-    for uri in sorted({directory.uri.rstrip("/") for directory in found}, key=len):
+    for uri in sorted({directory.uri.rstrip("/") for directory in listed}, key=len):
         around = [mirror for levels in _upwards(uri) if (mirror := by_source.get(levels)) is not None]
         if any(_is_copied(mirror.source, uri) for mirror in around):
             continue

@@ -35,8 +35,8 @@ class Fence:
     def check(self, storages: Storages) -> None:
         """Raise OwnershipLost if another load has begun, or the dump was loaded and removed; or StorageUnavailable."""
         try:
-            found = storages.at(self.file).read(self.file).decode(errors="replace")
+            token = storages.at(self.file).read(self.file).decode(errors="replace")
         except NotFound:
-            found = ""
-        if found != self.token:
+            token = ""
+        if token != self.token:
             raise OwnershipLost("another process loads this dump, or has loaded it", where=self.file)

@@ -47,8 +47,8 @@ class _Moment:
 
     @classmethod
     def now(cls, metastore: Metastore, tables: list[TableName]) -> _Moment:
-        found = read_write_ids(metastore, tables, read_transactions(metastore))
-        first = {name: min(ids.open, default=ids.high_watermark + 1) for name, ids in found.items()}
+        by_table = read_write_ids(metastore, tables, read_transactions(metastore))
+        first = {name: min(ids.open, default=ids.high_watermark + 1) for name, ids in by_table.items()}
         return cls(EventLog(metastore).current_id(), first)
 
     def missing(self, state: DumpState) -> dict[TableName, int]:

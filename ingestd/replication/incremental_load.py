@@ -191,8 +191,8 @@ class _Load:
         if not self._accepts_missing:
             return
         for name, identity in self._plan.identities.items():
-            found = self._definitions.find(name) if name not in self._lost else None
-            if found is not None and identity and found.parameters.get(IDENTITY, identity) != identity:
+            copy = self._definitions.find(name) if name not in self._lost else None
+            if copy is not None and identity and copy.parameters.get(IDENTITY, identity) != identity:
                 self._definitions.drop(name)
                 self._options.observe(LoadStep.DROPPED)
 
@@ -211,8 +211,8 @@ class _Load:
 
     def _is_unsettled(self, table: TableName) -> bool:
         """Return whether a table may contain the change of the current event already, because it was copied later."""
-        found = self._definitions.find(table.table)
-        return self._is_first or (found is not None and int(found.parameters.get(SETTLED, 0)) >= self._event)
+        copy = self._definitions.find(table.table)
+        return self._is_first or (copy is not None and int(copy.parameters.get(SETTLED, 0)) >= self._event)
 
     # --- events
 
@@ -311,7 +311,7 @@ class _Load:
 
     def _on_target(self, writes: Sequence[WriteRecord], files: Sequence[WrittenFileRecord]) -> list[Write]:
         """Return the writes with the names, files and definitions of the target."""
-        found = []
+        placed_writes = []
         by_write = defaultdict(list)
         for file in files:
             by_write[file.table, file.partition, file.write_id].append(file)
@@ -332,8 +332,8 @@ class _Load:
                 present = tuple(placed for placed in written if placed.uri not in self._ahead.absent)
                 texts = table.text, partition.text if partition else ""
                 if present:  # HMS fails for a write without files
-                    found.append(Write(table.name, write.partition, write.write_id, present, *texts))
-        return found
+                    placed_writes.append(Write(table.name, write.partition, write.write_id, present, *texts))
+        return placed_writes
 
     def _written(self, location: str, file: WrittenFileRecord) -> WrittenFile:
         return WrittenFile(child(location, *filter(None, [file.directory]), file.name), "", "", file.directory)

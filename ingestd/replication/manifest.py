@@ -190,21 +190,21 @@ class Manifest:
 
     def read(self, kind: type[R]) -> Iterator[R]:
         """Yield the records of a kind in the order in which they were added. One chunk at a time is in memory."""
-        expected, found = self.count(kind), 0
+        expected, seen = self.count(kind), 0
         chunk = 0
-        while found < expected:
+        while seen < expected:
             name = f"{kind.kind}-{chunk:06d}.jsonl"
             for number, line in enumerate(self.read_file(name).splitlines(), 1):
-                found += 1
+                seen += 1
                 try:
                     record = _parse(line, kind)
                 except (AttributeError, TypeError, ValueError) as error:
                     raise self.damaged(name, f"is not valid in line {number}") from error
                 yield record
             chunk += 1
-        if found != expected:
+        if seen != expected:
             raise ManifestIncomplete(
-                f"the manifest has {found} {kind.kind} instead of {expected}", where=self.directory, hint=_HINT
+                f"the manifest has {seen} {kind.kind} instead of {expected}", where=self.directory, hint=_HINT
             )
 
     def read_file(self, name: str) -> bytes:

@@ -114,12 +114,12 @@ class Mirrors:
         updates = [
             _Update(self._storages, pair, trees[pair.source], trees[pair.target], self._copier) for pair in pairs
         ]
-        found = [update for update in updates if update.source.exists]
-        run_all([update.prepare for update in found], _THREADS)
-        files = [file for update in found for file in update.files]
+        existing = [update for update in updates if update.source.exists]
+        run_all([update.prepare for update in existing], _THREADS)
+        files = [file for update in existing for file in update.files]
         result = self._copier.copy(files, stop=stop, on_progress=on_progress)
         lost = {loss.file.source for loss in result.lost}
-        removed = run_all([partial(update.finish, lost) for update in found], _THREADS)
+        removed = run_all([partial(update.finish, lost) for update in existing], _THREADS)
         absent = [update.pair for update in updates if not update.source.exists]
         missing = tuple(pair for pair in absent if trees[pair.target].files)
         for pair in absent:
@@ -166,8 +166,8 @@ class Mirrors:
         if self._engine is None or self._access is None or len(directories) < _JOB_DIRECTORIES:
             return _list(self._storages, directories)
         chunks = [directories[at : at + _TASK_DIRECTORIES] for at in range(0, len(directories), _TASK_DIRECTORIES)]
-        found = self._engine.run(JobGroup("list"), partial(_list_in_task, self._access.reference()), chunks)
-        return [entries for chunk in found for entries in chunk]
+        by_task = self._engine.run(JobGroup("list"), partial(_list_in_task, self._access.reference()), chunks)
+        return [entries for chunk in by_task for entries in chunk]
 
 
 def _list_in_task(storages: Reference[Storages], directories: Sequence[str]) -> list[list[Entry] | None]:
@@ -180,12 +180,12 @@ def _list(storages: Storages, directories: Sequence[str]) -> list[list[Entry] | 
     def entries(directory: str) -> list[Entry] | None:
         storage = storages.at(directory)
         try:
-            found = storage.entries(directory)
+            listed = storage.entries(directory)
         except NotFound:
             return None
-        if not found and not storage.exists(directory):  # an object store cannot tell the difference in a listing
+        if not listed and not storage.exists(directory):  # an object store cannot tell the difference in a listing
             return None
-        return [entry for entry in found if not is_hidden(entry.name) or _is_temporary(entry)]
+        return [entry for entry in listed if not is_hidden(entry.name) or _is_temporary(entry)]
 
     return run_all([partial(entries, directory) for directory in directories], _THREADS)
 

@@ -90,22 +90,22 @@ class Policies:
         A policy that is due already stays so, for example if it was executed and its current execution has not ended.
         """
         previous = self._query(name)
-        found = _policy(previous)
-        statement = change.statement or _require_statement(found)
+        policy = _policy(previous)
+        statement = change.statement or _require_statement(policy)
         if change.statement is not None:
             self._check_conflicts(name, change.statement)
-        schedule = change.schedule or found.schedule
+        schedule = change.schedule or policy.schedule
         query = ScheduledQuery(
             name,
             schedule.cron,
             _stored(schedule, statement),
-            change.user or found.user,
-            found.is_enabled if change.is_enabled is None else change.is_enabled,
-            found.next_execution if found.is_due else None,
+            change.user or policy.user,
+            policy.is_enabled if change.is_enabled is None else change.is_enabled,
+            policy.next_execution if policy.is_due else None,
         )
         self._schedules.alter(query)
         self._require_next_time(name, partial(self._schedules.alter, previous))
-        if not found.is_due:
+        if not policy.is_due:
             self.align(name)
         return self.get(name)
 
@@ -150,13 +150,13 @@ class Policies:
 
     def all(self) -> list[Policy]:
         """Return all policies by name."""
-        found = (self.find(name) for name in self._names())
-        return [policy for policy in found if policy is not None]
+        policies = (self.find(name) for name in self._names())
+        return [policy for policy in policies if policy is not None]
 
     def loads(self, name: str = "") -> dict[str, ReplLoad]:
         """Return what the policies that load run, by name, except the policy `name`."""
-        found = {policy.name: policy.statement for policy in self.all() if policy.name != name}
-        return {other: statement for other, statement in found.items() if isinstance(statement, ReplLoad)}
+        statements = {policy.name: policy.statement for policy in self.all() if policy.name != name}
+        return {other: statement for other, statement in statements.items() if isinstance(statement, ReplLoad)}
 
     def _names(self) -> list[str]:
         try:
@@ -233,9 +233,9 @@ def _schedule(query: ScheduledQuery) -> tuple[Schedule, str]:
     match = _WITH_SCHEDULE.fullmatch(query.statement)
     if match:
         with suppress(ConfigError):
-            found = parse_schedule(match[1])
-            if found.cron == query.schedule:
-                return found, match[2]
+            schedule = parse_schedule(match[1])
+            if schedule.cron == query.schedule:
+                return schedule, match[2]
     return from_cron(query.schedule), query.statement
 
 

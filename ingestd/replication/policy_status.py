@@ -101,8 +101,8 @@ def read_statuses(cluster: Cluster, policies: Policies, schedules: Schedules) ->
 
 def read_runs(schedules: Schedules, policy: str) -> list[Run]:
     """Return the executions of a policy in the last seven days, the latest first. Raises MetastoreUnavailable."""
-    found = (Run.of(row) for row in schedules.metrics(policy))
-    return [run for run in found if run is not None and run.namespace == schedules.namespace]
+    runs = (Run.of(row) for row in schedules.metrics(policy))
+    return [run for run in runs if run is not None and run.namespace == schedules.namespace]
 
 
 def read_status(cluster: Cluster, policy: Policy, schedules: Schedules, timeout_seconds: float) -> PolicyStatus:

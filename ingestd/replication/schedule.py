@@ -155,8 +155,8 @@ def from_cron(cron: str) -> Schedule:
         return Cron(cron)
     starts, steps = match.group(1, 3, 5), match.group(2, 4, 6)
     offset = sum(int(start or 0) * unit.value for start, unit in zip(starts, _SMALLEST_FIRST, strict=True))
-    found = [Every(int(step), unit, offset) for step, unit in zip(steps, _SMALLEST_FIRST, strict=True) if step]
-    every = found[0] if found else Every(1, Unit.DAY, offset)
+    intervals = [Every(int(step), unit, offset) for step, unit in zip(steps, _SMALLEST_FIRST, strict=True) if step]
+    every = intervals[0] if intervals else Every(1, Unit.DAY, offset)
     return every if every.is_exact and every.cron == cron else Cron(cron)
 
 

@@ -17,27 +17,27 @@ BY_HAND = "by_hand"
 
 def require_source(metastore: Metastore, name: str) -> DatabaseObject:
     """Return a database. Raises InvalidTable if it does not exist."""
-    found = find_database(metastore, name)
-    if found is None:
+    database = find_database(metastore, name)
+    if database is None:
         raise InvalidTable(
             "the database does not exist", where=f"database {name}", hint="create it, or correct its name"
         )
-    return found
+    return database
 
 
 def mark_source(metastore: Metastore, name: str, policy: str) -> None:
     """Mark a database, if it exists, with a policy, '' for runs by hand."""
-    found = find_database(metastore, name)
-    if found is not None:
-        kept = [listed for listed in _policies(found) if not (policy and listed == BY_HAND)]
-        _store(metastore, found, [*kept, *({policy or BY_HAND} - set(kept))])
+    database = find_database(metastore, name)
+    if database is not None:
+        kept = [listed for listed in _policies(database) if not (policy and listed == BY_HAND)]
+        _store(metastore, database, [*kept, *({policy or BY_HAND} - set(kept))])
 
 
 def unmark_source(metastore: Metastore, name: str, policy: str) -> None:
     """Remove a policy from the mark of a database, if it exists."""
-    found = find_database(metastore, name)
-    if found is not None:
-        _store(metastore, found, [listed for listed in _policies(found) if listed != policy])
+    database = find_database(metastore, name)
+    if database is not None:
+        _store(metastore, database, [listed for listed in _policies(database) if listed != policy])
 
 
 def _policies(database: DatabaseObject) -> list[str]:

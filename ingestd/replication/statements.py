@@ -189,18 +189,18 @@ class _Parser:
         return self._create(name) if word == "CREATE" else self._alter(name)
 
     def _create(self, name: str) -> CreatePolicy:
-        begin, found, body = self._token, PolicyChange(), None
+        begin, clauses, body = self._token, PolicyChange(), None
         while body is None:
             if self._peek("DEFINED", "AS"):
                 body = self._definition()
             else:
-                found = self._clause(found)
-        if found.user is None and self._peek("EXECUTED"):
-            found = self._clause(found)
-        if found.schedule is None:
+                clauses = self._clause(clauses)
+        if clauses.user is None and self._peek("EXECUTED"):
+            clauses = self._clause(clauses)
+        if clauses.schedule is None:
             raise error_at(begin, "the policy has no schedule", "write EVERY 30 MINUTES or CRON '…' after the name")
-        enabled = found.is_enabled is None or found.is_enabled
-        return CreatePolicy(name, found.schedule, body, found.user, enabled)
+        enabled = clauses.is_enabled is None or clauses.is_enabled
+        return CreatePolicy(name, clauses.schedule, body, clauses.user, enabled)
 
     def _alter(self, name: str) -> AlterPolicy | ExecutePolicy:
         if self._accept("EXECUTE"):
@@ -209,10 +209,10 @@ class _Parser:
             return AlterPolicy(name, PolicyChange(statement=self._definition()))
         return AlterPolicy(name, self._clause(PolicyChange()))
 
-    def _clause(self, found: PolicyChange) -> PolicyChange:
+    def _clause(self, before: PolicyChange) -> PolicyChange:
         """Parse the schedule, EXECUTED AS, ENABLE or DISABLE, each of which may occur once."""
         begin = self._token
-        schedule, user, enabled = found.schedule, found.user, found.is_enabled
+        schedule, user, enabled = before.schedule, before.user, before.is_enabled
         if self._peek("EVERY", "CRON"):
             is_repeated, schedule = schedule is not None, self.schedule()
         elif self._accept("EXECUTED"):
@@ -232,10 +232,10 @@ class _Parser:
         self._keyword("AS")
         begin = self._token
         self._keyword("REPL")
-        found = self._repl()
-        if isinstance(found, ReplStatus):
+        statement = self._repl()
+        if isinstance(statement, ReplStatus):
             raise error_at(begin, "a policy runs REPL DUMP or REPL LOAD, not REPL STATUS", "see `ingestd repl status`")
-        return found
+        return statement
 
     def _repl(self) -> ReplDump | ReplLoad | ReplStatus:
         word = self._keyword("DUMP", "LOAD", "STATUS")
@@ -255,15 +255,15 @@ class _Parser:
         return self._checked(begin, lambda: ReplLoad(database, target, given))
 
     def _patterns(self) -> list[str]:
-        found: list[str] = []
+        patterns: list[str] = []
         while self._accept("."):
-            if len(found) == 2:
+            if len(patterns) == 2:
                 raise error_at(self._token, "there are more than two patterns", "join them with | in one pattern")
-            found.append(self._string("a pattern of table names, such as 't[0-9]+'"))
+            patterns.append(self._string("a pattern of table names, such as 't[0-9]+'"))
         if self._peek("REPLACE"):
             hint = "write the new patterns only; the previous ones are known from the last dump"
             raise error_at(self._token, "REPLACE is not necessary", hint)
-        return found
+        return patterns
 
     def _settings(self) -> Mapping[str, str]:
         given: dict[str, str] = {}

@@ -43,17 +43,17 @@ class _Alteration:
         if not record.type.startswith("ALTER_") or not record.table or not is_repeatable(record):
             return None
         message = record.message
-        found: dict[_Values, TableObject | PartitionObject]
+        objects: dict[_Values, TableObject | PartitionObject]
         if record.type == "ALTER_TABLE":
-            found = {_TABLE: TableObject.parse(message["tableObjAfterJson"])}
+            objects = {_TABLE: TableObject.parse(message["tableObjAfterJson"])}
         else:
             texts = message.get("partitionListJson") or [message["partitionObjAfterJson"]]
-            found = {text.values: text for text in map(PartitionObject.parse, texts)}
+            objects = {text.values: text for text in map(PartitionObject.parse, texts)}
         write_id = int(message.get("writeId") or 0)
-        if write_id <= 0 or any(object_.raw.colStats is not None for object_ in found.values()):
+        if write_id <= 0 or any(object_.raw.colStats is not None for object_ in objects.values()):
             return None
-        definition = "\n".join([record.type, *(_without_statistics(object_) for _, object_ in sorted(found.items()))])
-        return cls(tuple(sorted(found)), definition, write_id)
+        definition = "\n".join([record.type, *(_without_statistics(object_) for _, object_ in sorted(objects.items()))])
+        return cls(tuple(sorted(objects)), definition, write_id)
 
 
 def _without_statistics(described: TableObject | PartitionObject) -> str:
@@ -92,13 +92,13 @@ class StatisticsRuns:
     @classmethod
     def of(cls, records: Iterable[EventRecord], after: int) -> StatisticsRuns:
         """Return the runs in the records of the events after `after`."""
-        found = cls()
+        runs = cls()
         for record in records:
             if record.event > after:
-                found._add(record)
-        for table in list(found._open):
-            found._close_all(table)
-        return found
+                runs._add(record)
+        for table in list(runs._open):
+            runs._close_all(table)
+        return runs
 
     def replayed(self, record: EventRecord) -> EventRecord | None:
         """Return the record to replay in place of a record; None if it is left out."""

@@ -146,10 +146,10 @@ class TableLoad:
 
     def _without_directory(self) -> Mapping[tuple[str, str], dict[str, str]]:
         """Return the marks of tables and partitions whose directories were missing, by their names."""
-        found: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+        marks: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
         for record in self.manifest.read(WithoutDirectoryRecord):
-            found[record.table, record.partition] = {WITHOUT_DIRECTORY: "true"}
-        return found
+            marks[record.table, record.partition] = {WITHOUT_DIRECTORY: "true"}
+        return marks
 
     def _create(self, record: TableRecord, marks: Mapping[str, str]) -> Placed:
         metastore = self.target.metastore
@@ -157,13 +157,13 @@ class TableLoad:
         if final is not None and final.parameters.get(CHECKPOINT) == self.dump:
             return Placed(final, is_complete=True)
         name = TableName(self.database, self.named(record.table))
-        found = find_table(metastore, name)
-        if found is not None and found.parameters.get(CHECKPOINT) == self.dump:
-            return Placed(found, is_complete=True)
-        if found is not None and found.parameters.get(LOADING) != self.dump:
+        existing = find_table(metastore, name)
+        if existing is not None and existing.parameters.get(CHECKPOINT) == self.dump:
+            return Placed(existing, is_complete=True)
+        if existing is not None and existing.parameters.get(LOADING) != self.dump:
             self.drop(name)
-            found = None
-        if found is None:
+            existing = None
+        if existing is None:
             table = TableObject.parse(record.text)
             parameters = {**without_marks(table.parameters), **marks_of_kind(table), **marks, **self.marks}
             parameters[LOADING] = self.dump
@@ -171,13 +171,13 @@ class TableLoad:
                 parameters[IDENTITY] = table.identity
             create_table(metastore, table.copied(name, self._location(table), parameters))
             self.observe(LoadStep.TABLE)
-            found = find_table(metastore, name)
-        if found is None:
+            existing = find_table(metastore, name)
+        if existing is None:
             raise self._dropped(name)
         is_special = name.table != record.table and not _PLAIN_NAME.fullmatch(record.table)
-        if is_special and found.location.endswith(f"/{name.table}"):
-            found = self._elsewhere(found)
-        return Placed(found, is_complete=False)
+        if is_special and existing.location.endswith(f"/{name.table}"):
+            existing = self._elsewhere(existing)
+        return Placed(existing, is_complete=False)
 
     def _elsewhere(self, table: TableObject) -> TableObject:
         """Give a new table a directory that has not its name, and return it.
@@ -202,9 +202,9 @@ class TableLoad:
 
         The metastore forgets the write ids of a table only if its data is deleted as well.
         """
-        found = find_table(self.target.metastore, name)
-        if found is not None:
-            drop_table(self.target.metastore, name, delete_data=owns_files(found))
+        existing = find_table(self.target.metastore, name)
+        if existing is not None:
+            drop_table(self.target.metastore, name, delete_data=owns_files(existing))
 
     def _location(self, table: TableObject) -> str | None:
         """Return the location of a new table; None lets the metastore choose one in its warehouse."""
@@ -319,9 +319,9 @@ class TableLoad:
         `source` is the database of the dump. The metastore drops a foreign key with the table to which it refers, so
         one of a table that is not copied again must be created again.
         """
-        found = self._constraints(tables, source)
+        all_constraints = self._constraints(tables, source)
         for is_foreign in (False, True):
-            some = [c for c in found if (c.kind is ConstraintKind.FOREIGN_KEY) == is_foreign]
+            some = [c for c in all_constraints if (c.kind is ConstraintKind.FOREIGN_KEY) == is_foreign]
             for name, constraints in groupby(some, key=lambda constraint: constraint.table):
                 if name.table in tables or find_table(self.target.metastore, name) is not None:
                     add_constraints(self.target.metastore, name, list(constraints))
@@ -329,11 +329,11 @@ class TableLoad:
 
     def _constraints(self, tables: Collection[str], source: str) -> list[Constraint]:
         """Return each constraint once, sorted by its table; earlier releases list a foreign key with both of them."""
-        found = {}
+        copies = {}
         for record in self.manifest.read(ConstraintRecord):
             constraint = Constraint.parse(ConstraintKind(record.constraint), record.texts)
             parent = constraint.parent
             if record.table in tables or (parent and parent.database == source and parent.table in tables):
                 copied = constraint.copied(source, self.database)
-                found[copied.kind, copied.table, copied.name] = copied
-        return sorted(found.values(), key=lambda constraint: constraint.table.table)
+                copies[copied.kind, copied.table, copied.name] = copied
+        return sorted(copies.values(), key=lambda constraint: constraint.table.table)

@@ -45,12 +45,12 @@ class TargetObjects:
         if len(self._partitions) + len(missing) > _MOST_PARTITIONS:
             self._partitions.clear()
             missing = list(names)
-        found = {name: self._partitions[of_table, name] for name in names if (of_table, name) in self._partitions}
+        partitions = {name: self._partitions[of_table, name] for name in names if (of_table, name) in self._partitions}
         if missing:
             read = find_partitions(self._metastore, table.name, missing)
-            found |= {table.partition_name(partition.values): partition for partition in read}
-        self._keep(table, found)
-        return found
+            partitions |= {table.partition_name(partition.values): partition for partition in read}
+        self._keep(table, partitions)
+        return partitions
 
     def alter_table(self, table: TableObject) -> None:
         """Replace the definition of a table, which keeps its name."""

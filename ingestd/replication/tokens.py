@@ -88,7 +88,7 @@ def _tokens(text: str) -> Iterator[Token]:
             content, at = _literal(text, at, Token(Kind.STRING, text[at], *place))
             yield Token(Kind.STRING, content, *place)
             continue
-        kind, match = next((found for found in _matches(text, at) if found[1]), (Kind.END, None))
+        kind, match = next((candidate for candidate in _matches(text, at) if candidate[1]), (Kind.END, None))
         if match is None:
             raise error_at(Token(kind, text[at], *place), f"the character {text[at]!r} is not allowed here")
         yield Token(kind, match[match.lastindex or 0], *place)

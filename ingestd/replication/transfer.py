@@ -160,10 +160,10 @@ class Transfer:
         reasons = []
         for source in (assignment.file.source, assignment.file.archive):
             if source is not None:
-                found = self._copy_from(source, assignment)
-                if isinstance(found, Copied):
-                    return found
-                reasons.append(f"{source}: {found}")
+                outcome = self._copy_from(source, assignment)
+                if isinstance(outcome, Copied):
+                    return outcome
+                reasons.append(f"{source}: {outcome}")
         return Lost(assignment.file, "; ".join(reasons))
 
     def _copy_from(self, source: str, assignment: Assignment) -> Copied | str:
@@ -224,15 +224,15 @@ class _Content:
     def read(self, count: int) -> bytes:
         """See `Stream`. Raises FileChanged instead of an end if the checksum is not the expected one."""
         try:
-            found = self._stream.read(count)
-            if not found and self._expected not in (None, self.checksum):
+            content = self._stream.read(count)
+            if not content and self._expected not in (None, self.checksum):
                 raise FileChanged(f"the checksum is {self.checksum} instead of {self._expected}")
         except StorageUnavailable as error:
             self.error = error
             raise
-        self._crc = zlib.crc32(found, self._crc)
-        self._on_read(len(found))
-        return found
+        self._crc = zlib.crc32(content, self._crc)
+        self._on_read(len(content))
+        return content
 
     def close(self) -> None:
         """See `Stream`."""

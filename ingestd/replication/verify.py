@@ -85,8 +85,8 @@ def verify(
 
 def _last_event(target: Metastore, name: str) -> int | None:
     """Return the last event of a target; None if it is not the target of a replication."""
-    found = find_database(target, name)
-    return last_event(found.parameters) if found else None
+    database = find_database(target, name)
+    return last_event(database.parameters) if database else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,26 +138,26 @@ class _Pair:
         return replace(report, behind=behind, write_ids=as_text(current), target_write_ids=as_text(copied))
 
     def _compare_content(self, before: View, after: View) -> TableReport:
-        found = [self._excused(compared) for compared in compare_locations(before, after, self.columns)]
-        verdicts = {compared.verdict for compared in found}
+        comparisons = [self._excused(compared) for compared in compare_locations(before, after, self.columns)]
+        verdicts = {compared.verdict for compared in comparisons}
         order = (Verdict.DIFFERENT, Verdict.NOT_COMPARABLE)
         return TableReport(
             self.there.table,
             next((verdict for verdict in order if verdict in verdicts), Verdict.EQUAL),
-            tuple(compared.finding for compared in found if compared.finding),
-            locations=len(found),
-            behind=sum(compared.behind for compared in found),
-            files=sum(compared.files for compared in found),
-            rows=_sum(compared.rows for compared in found),
-            target_rows=_sum(compared.target_rows for compared in found),
+            tuple(compared.finding for compared in comparisons if compared.finding),
+            locations=len(comparisons),
+            behind=sum(compared.behind for compared in comparisons),
+            files=sum(compared.files for compared in comparisons),
+            rows=_sum(compared.rows for compared in comparisons),
+            target_rows=_sum(compared.target_rows for compared in comparisons),
         )
 
-    def _excused(self, found: Compared) -> Compared:
+    def _excused(self, comparison: Compared) -> Compared:
         """Return the comparison of a location, which is not different if it was added or dropped since."""
-        is_different = found.verdict is Verdict.DIFFERENT and found.is_one_sided
+        is_different = comparison.verdict is Verdict.DIFFERENT and comparison.is_one_sided
         if is_different and self.changes.concern_partitions(self.here.table):
-            return replace(found, verdict=Verdict.NOT_COMPARABLE, finding=f"{found.finding}; {_UNREPLAYED}")
-        return found
+            return replace(comparison, verdict=Verdict.NOT_COMPARABLE, finding=f"{comparison.finding}; {_UNREPLAYED}")
+        return comparison
 
 
 def _view(cluster: Cluster, table: TableObject) -> View:

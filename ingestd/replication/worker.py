@@ -207,11 +207,11 @@ class PolicyWorker:
                 self._wanted = self._wanted or wanted[done:]
 
     def _apply_one(self, options: PolicyOptions) -> None:
-        wanted, found = options.policy, self._policies.find(options.name)
+        wanted, existing = options.policy, self._policies.find(options.name)
         try:
-            if found is None:
+            if existing is None:
                 policy_events.policy_created(self._policies.create(wanted))
-            elif _differs(found, options):
+            elif _differs(existing, options):
                 change = PolicyChange(wanted.schedule, wanted.user or ANY_USER, options.enabled, wanted.statement)
                 policy_events.policy_altered(self._policies.alter(options.name, change))
         except ConfigError as error:
@@ -237,8 +237,8 @@ def executor(metastore: Metastore) -> str:
     return f"{metastore.host}-{os.getpid()}"
 
 
-def _differs(found: Policy, options: PolicyOptions) -> bool:
+def _differs(policy: Policy, options: PolicyOptions) -> bool:
     wanted = options.policy
-    parts = (found.schedule.cron, found.statement, found.user)
-    is_enabled = found.is_enabled if options.enabled is None else options.enabled
-    return parts != (wanted.schedule.cron, wanted.statement, wanted.user or ANY_USER) or is_enabled != found.is_enabled
+    parts = (policy.schedule.cron, policy.statement, policy.user)
+    is_enabled = policy.is_enabled if options.enabled is None else options.enabled
+    return parts != (wanted.schedule.cron, wanted.statement, wanted.user or ANY_USER) or is_enabled != policy.is_enabled

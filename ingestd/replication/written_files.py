@@ -99,14 +99,14 @@ class WrittenFiles:
         The transactions of a batch append to the same file, which a copy cannot follow, because it can neither be read
         while it grows nor without the rows of those that are aborted.
         """
-        found: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         for record in self.records():
             directory = parse_directory(record.directory.partition("/")[0])
             if record.length < 0:
-                found[record.table] = f"the file {record.source} has vanished"
+                reasons[record.table] = f"the file {record.source} has vanished"
             elif isinstance(directory, Delta) and directory.min_write_id < directory.max_write_id:
-                found.setdefault(record.table, f"transactions share the file {record.source}")
-        return found
+                reasons.setdefault(record.table, f"transactions share the file {record.source}")
+        return reasons
 
     def records(self) -> Iterator[WrittenFileRecord]:
         """Yield a record for each file and side file, in the order of the events; the length of a lost one is -1.
@@ -128,10 +128,10 @@ class WrittenFiles:
         if name not in present:
             yield WrittenFileRecord(*where, name, child(parent, name), archive, self._archived_size(archive))
             return
-        for found in (name, name + SIDE_FILE_SUFFIX):
-            if found in present:
-                own, entry = archive if found == name else "", present[found]
-                yield WrittenFileRecord(*where, found, child(parent, found), own, entry.size, entry.written)
+        for sibling in (name, name + SIDE_FILE_SUFFIX):
+            if sibling in present:
+                own, entry = archive if sibling == name else "", present[sibling]
+                yield WrittenFileRecord(*where, sibling, child(parent, sibling), own, entry.size, entry.written)
 
     def _directory(self, event: int, file: WrittenFile) -> str | None:
         directory = file.uri.rpartition("/")[0]
