@@ -262,18 +262,18 @@ def _compare_now(name: str, before: View, after: View, here: str | None, there: 
     text = "; ".join(filter(None, missing))
     rows, copied_rows = before.rows(here), after.rows(there)
     is_one_sided = (here is None) != (there is None)
-    equal = Compared(name, Verdict.EQUAL, count, rows, copied_rows, is_one_sided=is_one_sided)
+    compared = Compared(name, Verdict.EQUAL, count, rows, copied_rows, is_one_sided=is_one_sided)
     may_be_compacted = before.table.kind.is_transactional
     if rows != copied_rows:
         text = "; ".join(filter(None, [f"the source has {rows} rows, and the target {copied_rows}", text]))
     elif same:
-        return equal
+        return compared
     elif may_be_compacted and not _is_removed(before, after, (here, there), (files, copies)):
         if rows is not None:
-            return equal
+            return compared
         reason = f"{text}; perhaps one side was compacted, and the rows cannot be counted"
-        return replace(equal, verdict=Verdict.NOT_COMPARABLE, finding=_at(name, reason))
-    return replace(equal, verdict=Verdict.DIFFERENT, finding=_at(name, text))
+        return replace(compared, verdict=Verdict.NOT_COMPARABLE, finding=_at(name, reason))
+    return replace(compared, verdict=Verdict.DIFFERENT, finding=_at(name, text))
 
 
 def _is_removed(
