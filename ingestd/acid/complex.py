@@ -34,10 +34,10 @@ def rows_with(array: pa.Array, find: Callable[[pa.Array], Mask | None]) -> Mask 
     if pa.types.is_struct(array.type):
         return either([rows_with(field, find) for field in _fields(array)])
     values = [array.keys, array.items] if pa.types.is_map(array.type) else [array.values]
-    found = either([rows_with(part, find) for part in values])
-    if found is None:
+    mask = either([rows_with(part, find) for part in values])
+    if mask is None:
         return None
-    before = np.concatenate(([0], np.cumsum(found)))
+    before = np.concatenate(([0], np.cumsum(mask)))
     offsets = array.offsets.to_numpy()
     rows: Mask = before[offsets[1:]] > before[offsets[:-1]]
     return rows if rows.any() else None

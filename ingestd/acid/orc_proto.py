@@ -156,8 +156,8 @@ def varint_field(key: int, value: int) -> bytes:
 def map_field(message: bytes, key: int, change: Callable[[bytes], bytes]) -> bytes:
     """Return a message with each field `key`, which contains bytes, text or a message, replaced by its change."""
     return b"".join(
-        bytes_field(key, change(value)) if found == key and isinstance(value, bytes) else message[start:end]
-        for found, value, start, end in _spans(message)
+        bytes_field(key, change(value)) if field_key == key and isinstance(value, bytes) else message[start:end]
+        for field_key, value, start, end in _spans(message)
     )
 
 

@@ -55,14 +55,14 @@ def row_files(
     """
     entries = storage.entries(location)
     seen = visible_directories((entry.name for entry in entries if entry.is_directory), valid, txn_is_valid)
-    found = [] if seen.base else list(original_files(storage, location, entries))
+    files = [] if seen.base else list(original_files(storage, location, entries))
     for name in (*([seen.base.name] if seen.base else []), *(delta.name for delta in seen.deltas)):
-        found += _listed(storage, location, name)
+        files += _listed(storage, location, name)
     deletes: dict[int, list[tuple[str, int]]] = {}
     for delta in seen.delete_deltas:
         for file in _listed(storage, location, delta.name):
             deletes.setdefault(_bucket(file.name), []).append((file.uri, file.length))
-    return [RowFile(file.uri, file.length, tuple(deletes.get(_bucket(file.name), ()))) for file in found]
+    return [RowFile(file.uri, file.length, tuple(deletes.get(_bucket(file.name), ()))) for file in files]
 
 
 def _listed(storage: Storage, location: str, name: str) -> list[BucketFile]:
@@ -154,7 +154,7 @@ def _is_kept(keys: pa.RecordBatch, deleted: pa.Table) -> npt.NDArray[np.bool_]:
 
 def _deleted(storage: Storage, files: Sequence[tuple[str, int]], valid: ValidWriteIds) -> pa.Table | None:
     """Return the ids of the rows that visible delete events name; None if there are no events."""
-    found = []
+    batches = []
     for uri, length in files:
         source = BucketFile.of(storage, uri, length).open()
         if source is None:
@@ -162,5 +162,5 @@ def _deleted(storage: Storage, files: Sequence[tuple[str, int]], valid: ValidWri
         for stripe in range(source.nstripes):
             batch = source.read_stripe(stripe, columns=[*_ROW_ID, "currentTransaction"])
             mask = _is_valid(batch.column("currentTransaction"), valid)
-            found.append(batch.select(_ROW_ID).filter(pa.array(mask)))
-    return pa.Table.from_batches(found) if found else None
+            batches.append(batch.select(_ROW_ID).filter(pa.array(mask)))
+    return pa.Table.from_batches(batches) if batches else None

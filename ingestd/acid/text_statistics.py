@@ -94,8 +94,8 @@ def _examined(array: pa.Array) -> tuple[int, bool]:
             parts = [array.field(place) for place in range(kind.num_fields)]
         else:
             parts = [array.keys, array.items] if pa.types.is_map(kind) else [array.values]
-        found = [_examined(part) for part in parts]
-        return max((length for length, _ in found), default=0), any(has_nul for _, has_nul in found)
+        examined = [_examined(part) for part in parts]
+        return max((length for length, _ in examined), default=0), any(has_nul for _, has_nul in examined)
     is_large = pa.types.is_large_string(kind)
     if not (is_large or pa.types.is_string(kind)) or not len(array):
         return 0, False
@@ -202,11 +202,11 @@ class _Rest:
 
     def read(self, size: int) -> bytes:
         """Read the next bytes."""
-        found = self.look(self._read_to, size)
-        if len(found) < size:
+        content = self.look(self._read_to, size)
+        if len(content) < size:
             raise ValueError(f"{self._file.name} is not a complete ORC file")
         self._read_to += size
-        return found
+        return content
 
     def write(self, content: bytes) -> None:
         """Append bytes."""
@@ -289,9 +289,9 @@ def upper_bound(text: bytes) -> bytes | None:
 
 def _messages(message: bytes, key: int) -> Iterator[bytes]:
     """Iterate over the values of the fields `key`, which contain messages."""
-    return (value for found, value in fields(message) if found == key and isinstance(value, bytes))
+    return (value for field_key, value in fields(message) if field_key == key and isinstance(value, bytes))
 
 
 def _without(message: bytes, key: int) -> bytes:
     """Return a message without its fields `key`."""
-    return b"".join(raw for found, raw in raw_fields(message) if found != key)
+    return b"".join(raw for field_key, raw in raw_fields(message) if field_key != key)
