@@ -88,12 +88,12 @@ def _translated(launch: Launch, causes: Sequence[str]) -> EngineLost:
 
 def _causes(error: Py4JJavaError) -> list[str]:
     """Return the class and the message of an exception of the JVM and of each of its causes."""
-    found: list[str] = []
+    causes: list[str] = []
     try:
         cause = error.java_exception
-        while cause is not None and len(found) < _MAX_CAUSES:
-            found.append(str(cause.toString()))
+        while cause is not None and len(causes) < _MAX_CAUSES:
+            causes.append(str(cause.toString()))
             cause = cause.getCause()
     except (Py4JError, OSError, EOFError):  # the JVM, which would send the messages, has ended
         pass
-    return found or [type(error).__name__]
+    return causes or [type(error).__name__]

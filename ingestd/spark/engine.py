@@ -407,8 +407,8 @@ class Engine:
 
 def _has_tasks(tracker: StatusTracker, group: JobGroup) -> bool:
     """Return whether tasks of a group run, or Spark may not know it yet, because the end of a job is not processed."""
-    found = map(tracker.getJobInfo, tracker.getJobIdsForGroup(str(group)))
-    jobs = [job for job in found if job is not None]
+    infos = map(tracker.getJobInfo, tracker.getJobIdsForGroup(str(group)))
+    jobs = [job for job in infos if job is not None]
     stages = [tracker.getStageInfo(stage) for job in jobs for stage in job.stageIds]
     is_running = any(job.status == "RUNNING" for job in jobs)
     return is_running or any(stage.numActiveTasks for stage in stages if stage is not None)
