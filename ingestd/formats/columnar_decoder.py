@@ -44,8 +44,8 @@ def joined_columns(rows: Iterable[HiveType]) -> tuple[Column, ...]:
 def _common(name: str, kinds: Sequence[HiveType]) -> HiveType:
     common = kinds[0].joined(*kinds[1:])
     if common is None:
-        found = " and ".join(dict.fromkeys(map(str, kinds)))
-        raise InvalidSchema(f"field {name} of several schemas: {found} have no common type")
+        names = " and ".join(dict.fromkeys(map(str, kinds)))
+        raise InvalidSchema(f"field {name} of several schemas: {names} have no common type")
     return common
 
 
@@ -55,15 +55,15 @@ def require_size(root: T, parts: Callable[[T], Iterable[T]]) -> None:
     A schema can use a type that it has defined many times, so a short one can describe a type of any size. `parts`
     returns the types inside of a type, which are compared by identity.
     """
-    found: dict[int, tuple[int, int]] = {}
+    sizes: dict[int, tuple[int, int]] = {}
 
     def measured(kind: T) -> tuple[int, int]:
         """Return the number of types that a type consists of, and their levels."""
-        if id(kind) not in found:
-            found[id(kind)] = 0, 0  # for a type that contains itself
+        if id(kind) not in sizes:
+            sizes[id(kind)] = 0, 0  # for a type that contains itself
             inside = [measured(part) for part in parts(kind)]
-            found[id(kind)] = 1 + sum(size for size, _ in inside), 1 + max((depth for _, depth in inside), default=0)
-        return found[id(kind)]
+            sizes[id(kind)] = 1 + sum(size for size, _ in inside), 1 + max((depth for _, depth in inside), default=0)
+        return sizes[id(kind)]
 
     try:
         size, depth = measured(root)
@@ -121,11 +121,11 @@ class ColumnarDecoder(RecordDecoder, Generic[K]):
 
     def unstored_fields(self, values: Sequence[bytes], others: Collection[str]) -> tuple[str, ...]:
         """See `RecordDecoder`."""
-        found: dict[str, None] = {}
+        names: dict[str, None] = {}
         for key, _, _ in self.groups(Records(values)):
             with suppress(InvalidSchema):  # its records are rejects
-                found |= dict.fromkeys(name for name in self.unstored_in(key) if name.lower() not in others)
-        return tuple(found)
+                names |= dict.fromkeys(name for name in self.unstored_in(key) if name.lower() not in others)
+        return tuple(names)
 
     def _read_rows(self, records: Records) -> pa.StructArray:
         """Return one struct of the type `row` per record; that of a failed record is undefined."""
@@ -204,5 +204,5 @@ def _primitive(scalar: pa.Scalar, kind: HiveType) -> Value:
         return int(scalar.value) * (1 if scalar.type.unit == "ns" else NANOS_PER_MICRO)
     if kind.kind == "date":
         return int(scalar.value)
-    found: Any = scalar.as_py()
-    return found  # type: ignore[no-any-return]
+    value: Any = scalar.as_py()
+    return value  # type: ignore[no-any-return]

@@ -77,12 +77,12 @@ def to_float(hive: HiveType) -> Convert:
 
     def convert(numbers: npt.NDArray[Any], place: Values) -> pa.Array:
         with np.errstate(over="ignore", invalid="ignore"):
-            found = numbers.astype(target)
-        if numbers.dtype.itemsize > found.dtype.itemsize:
-            bad = np.isinf(found) & np.isfinite(numbers)
+            floats = numbers.astype(target)
+        if numbers.dtype.itemsize > floats.dtype.itemsize:
+            bad = np.isinf(floats) & np.isfinite(numbers)
             if bad.any():
                 place.reject(bad, lambda index: f"{numbers[index]} is out of range for {hive}")
-        return pa.array(found)
+        return pa.array(floats)
 
     return convert
 
@@ -227,11 +227,11 @@ def _decimals(words: npt.NDArray[Any], scale: int) -> pa.Array:
 
 def _rescaled(decimals: pa.Array, hive: HiveType, place: Values) -> pa.Array:
     """Convert decimals to the scale of the column."""
-    found = _each(decimals, hive.arrow)
-    if found.null_count:
-        bad = found.is_null().to_numpy(zero_copy_only=False)
+    rescaled = _each(decimals, hive.arrow)
+    if rescaled.null_count:
+        bad = rescaled.is_null().to_numpy(zero_copy_only=False)
         place.reject(bad, lambda index: f"{_shown(decimals[index])} does not fit {hive} exactly")
-    return found
+    return rescaled
 
 
 def _each(decimals: pa.Array, target: pa.DataType) -> pa.Array:
@@ -269,9 +269,9 @@ def _invalid(texts: pa.StringArray) -> Mask | None:
             return np.array([value is not None and not is_utf8(value) for value in values])
         half = len(texts) // 2
         parts = (texts[:half], texts[half:])
-        found = [_invalid(part) for part in parts]
+        masks = [_invalid(part) for part in parts]
         return np.concatenate(
-            [np.zeros(len(part), np.bool_) if mask is None else mask for part, mask in zip(parts, found, strict=True)]
+            [np.zeros(len(part), np.bool_) if mask is None else mask for part, mask in zip(parts, masks, strict=True)]
         )
     return None
 

@@ -220,10 +220,10 @@ def without_violations(
     records = decoded.records_of_rows(values)
     rejects: dict[int, Reject] = {}
     start = 0
-    for batch, found in zip(decoded.batches, violations, strict=True):
-        for row in sorted(found):
+    for batch, of_batch in zip(decoded.batches, violations, strict=True):
+        for row in sorted(of_batch):
             record = int(records[start + row])
-            rejects.setdefault(record, Reject.of(record, values[record], *found[row]))
+            rejects.setdefault(record, Reject.of(record, values[record], *of_batch[row]))
         start += batch.num_rows
     return decoded.without(rejects.values(), values)
 

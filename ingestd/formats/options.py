@@ -84,8 +84,8 @@ def examine_registry(options: FormatOptions, registry: Registry, topics: Sequenc
     That is no fault: records name their schemas by ids, whatever the subject. Raises the errors of the registry, and
     ConfigError if it does not return what the format needs.
     """
-    found = {topic: _examine(options, registry, topic) for topic in topics}
-    return {topic: reason for topic, reason in found.items() if reason}
+    reasons = {topic: _examine(options, registry, topic) for topic in topics}
+    return {topic: reason for topic, reason in reasons.items() if reason}
 
 
 def _examine(options: FormatOptions, registry: Registry, topic: str) -> str:

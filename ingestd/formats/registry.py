@@ -178,9 +178,9 @@ class Registry:
         return self._registered(self._get(path, what), kind, what)
 
     def _registered(self, answer: dict[str, Any], kind: SchemaType, what: str) -> RegisteredSchema:
-        found = answer.get("schemaType", "AVRO")
-        if found != kind:
-            raise InvalidSchema(f"{what} of the registry has the type {found}, not {kind}")
+        actual = answer.get("schemaType", "AVRO")
+        if actual != kind:
+            raise InvalidSchema(f"{what} of the registry has the type {actual}, not {kind}")
         references = dict(self._references(answer, kind, set(), what))
         return RegisteredSchema(str(answer["schema"]), tuple(references.values()))
 
@@ -198,9 +198,9 @@ class Registry:
                 raise InvalidSchema(f"{what} of the registry refers to too many schemas; it may refer to {limits}")
             subject = urllib.parse.quote(key[0], safe="", errors="replace")
             path = f"/subjects/{subject}/versions/{key[1]}{_WITH_DELETED[kind]}"
-            found = self._get(path, f"version {key[1]} of the subject {key[0]}, to which a schema refers")
-            yield from self._references(found, kind, known, what, depth + 1)
-            yield key, Reference(str(reference["name"]), str(found["schema"]))
+            referenced = self._get(path, f"version {key[1]} of the subject {key[0]}, to which a schema refers")
+            yield from self._references(referenced, kind, known, what, depth + 1)
+            yield key, Reference(str(reference["name"]), str(referenced["schema"]))
 
     def _get(self, path: str, what: str) -> dict[str, Any]:
         """Return the JSON object at a path, which describes a schema; `what` is what it describes.
@@ -234,7 +234,7 @@ class Registry:
                 except urllib.error.HTTPError as error:
                     response = error
                 with response:
-                    found = response.code, response.reason, _body(response)
+                    answer = response.code, response.reason, _body(response)
         except (ssl.SSLCertVerificationError, urllib.error.URLError) as error:
             reason = error.reason
             if isinstance(error, ssl.SSLCertVerificationError) or isinstance(reason, ssl.SSLCertVerificationError):
@@ -250,7 +250,7 @@ class Registry:
             raise self._silent(url, limit, error) from None
         if limit.passed:  # the end of the connection may look like that of the headers
             raise self._silent(url, limit, None)
-        return found
+        return answer
 
     def _tls(self) -> ssl.SSLContext | None:
         if not self._options.url.startswith("https:"):
@@ -349,6 +349,8 @@ def _is_schema(answer: object) -> TypeGuard[dict[str, Any]]:
         return False
     references = answer.get("references") or []
     return isinstance(references, list) and all(
-        isinstance(found, dict) and {"name", "subject"} <= {*found} and str(found.get("version")).isdecimal()
-        for found in references
+        isinstance(reference, dict)
+        and {"name", "subject"} <= {*reference}
+        and str(reference.get("version")).isdecimal()
+        for reference in references
     )

@@ -97,10 +97,10 @@ def is_unmatched(fields: Collection[str], columns: Sequence[str], absent: Collec
 
 def change_event(fields: Iterable[str]) -> str:
     """Return what a record with these fields is if it seems to be a change event of Debezium, for a reason; else ''."""
-    found = {name.lower() for name in fields}
-    if "op" not in found or found.isdisjoint(("before", "after")):
+    names = {name.lower() for name in fields}
+    if "op" not in names or names.isdisjoint(("before", "after")):
         return ""
-    return f"a change event of Debezium ({', '.join(name for name in ('before', 'after', 'op') if name in found)})"
+    return f"a change event of Debezium ({', '.join(name for name in ('before', 'after', 'op') if name in names)})"
 
 
 def one_field(delimiter: int, fields: Sequence[str]) -> str:

@@ -57,12 +57,12 @@ class Records:
 
     def constants(self, value: bytes) -> Records:
         """Return records that all have the same value, and share the failures and the timestamps of these."""
-        found = copy(self)
-        found.text = value + bytes(_PADDING)
-        found.data = np.frombuffer(found.text, np.uint8)
-        found.sizes = found.ends = np.full(len(self.ends), len(value), np.int64)
-        found._views = {}
-        return found
+        constants = copy(self)
+        constants.text = value + bytes(_PADDING)
+        constants.data = np.frombuffer(constants.text, np.uint8)
+        constants.sizes = constants.ends = np.full(len(self.ends), len(value), np.int64)
+        constants._views = {}
+        return constants
 
     def fail(self, record: int, column: str, reason: str) -> None:
         """Store the first cause of a record's failure."""

@@ -52,8 +52,8 @@ def needed_columns(record: AvroType, columns: Sequence[Column]) -> tuple[Column,
     """
     require_size(record, _parts)
     row = HiveType("struct", children=tuple(c.type for c in columns), names=tuple(c.name for c in columns))
-    found = _needed(record, row, "", ())
-    return tuple(map(Column, found.names, found.children))
+    widened = _needed(record, row, "", ())
+    return tuple(map(Column, widened.names, widened.children))
 
 
 def unstored_fields(avro: AvroType, stored: HiveType, place: str = "") -> Iterator[str]:
@@ -93,11 +93,11 @@ def _parts(avro: AvroType) -> list[AvroType]:
 def _needed(avro: AvroType, stored: HiveType, path: str, outer: tuple[AvroType, ...]) -> HiveType:
     """Return the type that can store a type whose values are stored in a column or field of the type `stored`."""
     if avro.kind == "union":
-        found = stored
+        widened = stored
         for branch in avro.children:
             if branch.kind != "null":
-                found = found.widened(_needed(branch, stored, path, outer))
-        return found
+                widened = widened.widened(_needed(branch, stored, path, outer))
+        return widened
     if (avro.kind, stored.kind) not in _NESTED:
         try:
             return _type(avro, path, outer)

@@ -95,14 +95,14 @@ class AvroDecoder(ColumnarDecoder[int]):
     def find_reader(self, identifier: int) -> ReadRows:
         """See `ColumnarDecoder`."""
         written = self._schemas.find(identifier)
-        found = reader(self._resolved(written), self.row)
+        row_reader = reader(self._resolved(written), self.row)
         stored = self._stored(written)
         if stored is not None:
             self._records[identifier] = stored
 
         def read(records: Records, indexes: Ints, starts: Ints) -> pa.StructArray:
             cursor = Cursor.of_records(records, starts, indexes)
-            array = found.read(cursor)
+            array = row_reader.read(cursor)
             _require_end(cursor)
             return array
 

@@ -33,14 +33,14 @@ def encoded(kind: AvroType, default: object, path: str) -> bytes:
 
 def check_defaults(kind: AvroType) -> None:
     """Raise InvalidSchema unless all fields inside a type have a default that is valid, or none."""
-    found, index = [kind], 0
-    while index < len(found):
-        inner = [*found[index].children]
-        for field in found[index].fields:
+    types, index = [kind], 0
+    while index < len(types):
+        inner = [*types[index].children]
+        for field in types[index].fields:
             inner.append(field.type)
             if field.default is not NO_DEFAULT:
                 encoded(field.type, field.default, field.name)
-        found += [branch for branch in dict.fromkeys(inner) if branch not in found]
+        types += [branch for branch in dict.fromkeys(inner) if branch not in types]
         index += 1
 
 
@@ -69,13 +69,13 @@ def _branch(kind: AvroType, value: object) -> bytes:
 
 
 def _record(kind: AvroType, value: Mapping[str, object]) -> bytes:
-    found = b""
+    content = b""
     for field in kind.fields:
         default = value.get(field.name, field.default)
         if default is NO_DEFAULT:
             raise _Unfit
-        found += _value(field.type, default)
-    return found
+        content += _value(field.type, default)
+    return content
 
 
 def _null(_kind: AvroType, value: object) -> bytes:
@@ -116,15 +116,15 @@ def _string(_kind: AvroType, value: object) -> bytes:
 
 
 def _bytes(_kind: AvroType, value: object) -> bytes:
-    found = _latin(value)
-    return _integer(len(found)) + found
+    content = _latin(value)
+    return _integer(len(content)) + content
 
 
 def _fixed(kind: AvroType, value: object) -> bytes:
-    found = _latin(value)
-    if len(found) != kind.size:
+    content = _latin(value)
+    if len(content) != kind.size:
         raise _Unfit
-    return found
+    return content
 
 
 def _enum(kind: AvroType, value: object) -> bytes:
@@ -150,12 +150,12 @@ def _blocks(items: list[bytes]) -> bytes:
 def _integer(number: int) -> bytes:
     """Return a variable-length zigzag integer of 64 bits."""
     bits = (number << 1) ^ (number >> 63)
-    found = bytearray()
+    content = bytearray()
     while bits > 0x7F:
-        found.append(bits & 0x7F | 0x80)
+        content.append(bits & 0x7F | 0x80)
         bits >>= 7
-    found.append(bits)
-    return bytes(found)
+    content.append(bits)
+    return bytes(content)
 
 
 _SCALARS = {

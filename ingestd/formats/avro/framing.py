@@ -42,6 +42,6 @@ def groups(records: Records, framing: Framing) -> Iterator[tuple[int, Ints, Ints
     for record in np.flatnonzero(~framed).tolist():
         records.fail(record, "", f"record does not begin with the header of the framing {framing}")
     ids = records.words(kind, starts + len(magic))
-    for found in np.unique(ids[framed]):
-        indexes = np.flatnonzero(framed & (ids == found))
-        yield int(found), indexes, starts[indexes] + size
+    for identifier in np.unique(ids[framed]):
+        indexes = np.flatnonzero(framed & (ids == identifier))
+        yield int(identifier), indexes, starts[indexes] + size

@@ -121,8 +121,8 @@ class AvroOptions:
 
         Raises InvalidSchema if there is none, or if it does not describe records, and the errors of the registry.
         """
-        found = registry.latest(f"{topic}-value", "AVRO")
-        return read_schema(found.text, [reference.text for reference in found.references]).record
+        schema = registry.latest(f"{topic}-value", "AVRO")
+        return read_schema(schema.text, [reference.text for reference in schema.references]).record
 
     def _schemas(self, registry: Registry | None) -> Schemas:
         if not self.uses_registry:
@@ -134,9 +134,9 @@ class _Configured:
     """The schemas of the configuration, by the id that the framing gives them; see `decoder.Schemas`."""
 
     def __init__(self, texts: Sequence[str], framing: Framing) -> None:
-        found = [read_schema(text) for text in texts]
+        schemas = [read_schema(text) for text in texts]
         self._types = {
-            schema.fingerprint if framing == "single_object" else ONLY_SCHEMA: schema.record for schema in found
+            schema.fingerprint if framing == "single_object" else ONLY_SCHEMA: schema.record for schema in schemas
         }
 
     def find(self, identifier: int) -> AvroType:
@@ -152,8 +152,8 @@ class _Registered:
         self._registry = registry
 
     def find(self, identifier: int) -> AvroType:
-        found = self._registry.schema(identifier, "AVRO")
+        schema = self._registry.schema(identifier, "AVRO")
         try:
-            return read_schema(found.text, [reference.text for reference in found.references]).record
+            return read_schema(schema.text, [reference.text for reference in schema.references]).record
         except InvalidSchema as error:
             raise InvalidSchema(f"schema {identifier} of the registry cannot be used: {error}") from None

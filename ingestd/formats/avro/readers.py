@@ -144,9 +144,9 @@ class _Default(Reader):
 
     def read(self, cursor: Cursor) -> pa.Array:
         constants = cursor.constants(self._data)
-        found = self._reader.read(constants)
+        values = self._reader.read(constants)
         cursor.records.has_fine |= constants.records.has_fine
-        return found
+        return values
 
 
 class _Struct(Reader):
@@ -158,17 +158,17 @@ class _Struct(Reader):
             for place, field in enumerate(avro.fields)
         ]
         candidates += avro.absent
-        found = [field_of(candidates, name) for name in hive.names]
+        places = [field_of(candidates, name) for name in hive.names]
         self._hive = hive
         self._absent = [
             (index, _absent(candidates[place], hive.children[index]))
-            for index, place in enumerate(found)
+            for index, place in enumerate(places)
             if place is not None and place >= len(avro.fields)
         ]
-        self._missing = [index for index, place in enumerate(found) if place is None]
+        self._missing = [index for index, place in enumerate(places) if place is None]
         self._steps: list[tuple[str, Skip | list[tuple[int, Reader]]]] = []
         for place, field in enumerate(avro.fields):
-            columns = [index for index, other in enumerate(found) if other == place]
+            columns = [index for index, other in enumerate(places) if other == place]
             readers = [(index, reader(field.type, hive.children[index])) for index in columns]
             self._steps.append((field.name, readers or skip_of(field.type)))
 
@@ -238,8 +238,8 @@ def reader(avro: AvroType, hive: HiveType) -> Reader:
         return _Nulls(hive)
     if avro.kind == "union":
         return _Union([reader(branch, hive) for branch in avro.children], hive)
-    found = (_complex if hive.is_complex else _primitive)(avro, hive)
-    return found or _Unfit(skip_of(avro), hive, f"a value of the Avro type {avro} cannot be stored in {hive}")
+    fitting = (_complex if hive.is_complex else _primitive)(avro, hive)
+    return fitting or _Unfit(skip_of(avro), hive, f"a value of the Avro type {avro} cannot be stored in {hive}")
 
 
 def _complex(avro: AvroType, hive: HiveType) -> Reader | None:

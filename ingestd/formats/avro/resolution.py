@@ -45,37 +45,37 @@ def _resolve(writer: AvroType, reader: AvroType, known: _Known) -> AvroType:
     key = id(writer), id(reader)
     if key not in known:
         # A record can contain itself, so its type is known before its fields are.
-        found = known[key] = replace(writer)
+        resolved = known[key] = replace(writer)
         if writer.kind == "union":
-            found.children = tuple(_resolve(branch, reader, known) for branch in writer.children)
+            resolved.children = tuple(_resolve(branch, reader, known) for branch in writer.children)
         elif reader.kind == "union":
             branch = _branch_for(writer, reader.children)
             if branch is None:
-                found.fault = f"{_shown(writer)} is not in the union of the reader schema"
+                resolved.fault = f"{_shown(writer)} is not in the union of the reader schema"
             else:
-                _adapt(found, writer, branch, known)
+                _adapt(resolved, writer, branch, known)
         else:
-            _adapt(found, writer, reader, known)
+            _adapt(resolved, writer, reader, known)
     return known[key]
 
 
-def _adapt(found: AvroType, writer: AvroType, reader: AvroType, known: _Known) -> None:
-    """Set what the reader determines in `found`, a copy of the writer's type, which is not a union."""
+def _adapt(resolved: AvroType, writer: AvroType, reader: AvroType, known: _Known) -> None:
+    """Set what the reader determines in `resolved`, a copy of the writer's type, which is not a union."""
     if not _fits(writer, reader):
-        found.fault = f"{_shown(writer)} cannot be read as {_shown(reader)}, the type of the reader schema"
+        resolved.fault = f"{_shown(writer)} cannot be read as {_shown(reader)}, the type of the reader schema"
     elif writer.kind == "record":
-        _adapt_fields(found, writer, reader, known)
+        _adapt_fields(resolved, writer, reader, known)
     elif writer.kind == "enum":
         default = reader.default or None
-        found.written = writer.symbols
-        found.symbols = tuple(symbol if symbol in reader.symbols else default for symbol in writer.symbols)
+        resolved.written = writer.symbols
+        resolved.symbols = tuple(symbol if symbol in reader.symbols else default for symbol in writer.symbols)
     elif writer.kind in ("array", "map"):
-        found.children = (_resolve(writer.children[0], reader.children[0], known),)
+        resolved.children = (_resolve(writer.children[0], reader.children[0], known),)
     elif not writer.logical and reader.kind in (writer.kind, "long"):
-        found.logical, found.precision, found.scale = reader.logical, reader.precision, reader.scale
+        resolved.logical, resolved.precision, resolved.scale = reader.logical, reader.precision, reader.scale
 
 
-def _adapt_fields(found: AvroType, writer: AvroType, reader: AvroType, known: _Known) -> None:
+def _adapt_fields(resolved: AvroType, writer: AvroType, reader: AvroType, known: _Known) -> None:
     places = _places(reader.fields, [field.name for field in writer.fields])
     fields, ignored = [], set()
     for place, field in enumerate(writer.fields):
@@ -85,8 +85,8 @@ def _adapt_fields(found: AvroType, writer: AvroType, reader: AvroType, known: _K
         else:
             fields.append(field)
             ignored.add(place)
-    found.fields, found.ignored = tuple(fields), frozenset(ignored)
-    found.absent = tuple(field for field, place in zip(reader.fields, places, strict=True) if place is None)
+    resolved.fields, resolved.ignored = tuple(fields), frozenset(ignored)
+    resolved.absent = tuple(field for field, place in zip(reader.fields, places, strict=True) if place is None)
 
 
 def _places(fields: Sequence[AvroField], names: Sequence[str]) -> list[int | None]:
@@ -97,8 +97,8 @@ def _places(fields: Sequence[AvroField], names: Sequence[str]) -> list[int | Non
     places = [names.index(field.name) if field.name in names else None for field in fields]
     for index, field in enumerate(fields):
         if places[index] is None:
-            found = (names.index(alias) for alias in field.aliases if alias in names)
-            places[index] = next((place for place in found if place not in places), None)
+            aliased = (names.index(alias) for alias in field.aliases if alias in names)
+            places[index] = next((place for place in aliased if place not in places), None)
     return places
 
 

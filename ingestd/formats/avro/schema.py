@@ -144,21 +144,21 @@ class _Parser:
         if not isinstance(kind, str) or kind in self._named:
             return self.type(kind)
         kind = "record" if kind == "error" else kind
-        found = AvroType(kind, _logical(schema, kind), size=_size(schema))
-        if found.logical == "decimal":
-            found.precision, found.scale = schema["precision"], schema.get("scale", 0)
+        parsed = AvroType(kind, _logical(schema, kind), size=_size(schema))
+        if parsed.logical == "decimal":
+            parsed.precision, parsed.scale = schema["precision"], schema.get("scale", 0)
         if "name" in schema:
-            self._types[schema["name"]] = found  # before its fields: they may contain the record itself
-            found.names = (schema["name"], *map(_name, schema.get("aliases", ())))
-        found.symbols = tuple(schema.get("symbols", ()))
-        found.default = schema.get("default", "") if kind == "enum" else ""
+            self._types[schema["name"]] = parsed  # before its fields: they may contain the record itself
+            parsed.names = (schema["name"], *map(_name, schema.get("aliases", ())))
+        parsed.symbols = tuple(schema.get("symbols", ()))
+        parsed.default = schema.get("default", "") if kind == "enum" else ""
         if kind == "record":
-            found.fields = tuple(map(self._field, schema["fields"]))
-            if len({field.name for field in found.fields}) < len(found.fields):
+            parsed.fields = tuple(map(self._field, schema["fields"]))
+            if len({field.name for field in parsed.fields}) < len(parsed.fields):
                 raise InvalidSchema(f"it is not an Avro schema: {schema['name']} has two fields of one name")
         elif kind in ("array", "map"):
-            found.children = (self.type(schema["items" if kind == "array" else "values"]),)
-        return found
+            parsed.children = (self.type(schema["items" if kind == "array" else "values"]),)
+        return parsed
 
     def _field(self, field: Mapping[str, Any]) -> AvroField:
         aliases = tuple(map(_name, field.get("aliases", ())))
@@ -175,8 +175,8 @@ class _Parser:
                 follow(inner.type, (*outer, record))
             ended.add(record)
 
-        for found in self._types.values():
-            follow(found, ())
+        for kind in self._types.values():
+            follow(kind, ())
 
 
 def _examined(schema: Any) -> Any:
@@ -189,9 +189,9 @@ def _examined(schema: Any) -> Any:
         return [_examined(branch) for branch in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {key: _examined(value) if key in ("type", "items", "values") else value for key, value in schema.items()}
+    examined = {key: _examined(value) if key in ("type", "items", "values") else value for key, value in schema.items()}
     if isinstance(schema.get("fields"), list):
-        found["fields"] = [
+        examined["fields"] = [
             {
                 _DEFAULT if key == "default" else key: _examined(value) if key == "type" else value
                 for key, value in inner.items()
@@ -200,9 +200,9 @@ def _examined(schema: Any) -> Any:
             else inner
             for inner in schema["fields"]
         ]
-    if found.get("logicalType") == "decimal" and not _logical(found, found.get("type")):
-        found[_UNEXAMINED] = found.pop("logicalType")
-    return found
+    if examined.get("logicalType") == "decimal" and not _logical(examined, examined.get("type")):
+        examined[_UNEXAMINED] = examined.pop("logicalType")
+    return examined
 
 
 def _name(name: Any) -> str:

@@ -271,16 +271,16 @@ class ItemFinder:
     def _walk_one(self, block: Cursor, index: int, count: int, starts: list[Ints]) -> None:
         """Find the items of one array."""
         at, end = int(block.at[index]), int(block.records.ends[block.record[index]])
-        found: list[int] = []
+        items: list[int] = []
         try:
             for _ in range(count):
-                found.append(at)
+                items.append(at)
                 at = self._item.end(block.records.text, at, end, block.depth + 1)
         except Malformed as error:
             block.malformed(np.arange(len(block)) == index, str(error))
             at = end
         block.at[index] = at
-        starts.append(np.array(found, np.int64))
+        starts.append(np.array(items, np.int64))
 
 
 def skip_of(kind: AvroType, known: dict[AvroType, Skip] | None = None) -> Skip:

@@ -78,8 +78,8 @@ class ArrowField:
     def at(self, path: str) -> ArrowField | None:
         """Return the field at a path such as `items/[]/count` of pyarrow's messages, None if there is none."""
         name, _, rest = path.partition("/")
-        found = next((field for field in self.fields if field.spelling == name), None)
-        return found.at(rest) if found and rest else found
+        inner = next((field for field in self.fields if field.spelling == name), None)
+        return inner.at(rest) if inner and rest else inner
 
     def switch_quotes(self, *, quoted: bool) -> bool:
         """Request the field as text, or as its own type; return False if that does not help."""

@@ -188,13 +188,13 @@ class ArrowReader:
             raise
         except (NotColumnar, pa.ArrowInvalid):
             fields = [self._record.fields[index] for index in self._timestamps]
-            found = []
+            columns = []
             for field, array in zip(fields, arrays, strict=True):
                 stamps, lost = field.convert(array, "ns")
-                found.append(stamps)
+                columns.append(stamps)
                 if lost is not None:
                     undecided |= lost
-        return found
+        return columns
 
     def _learn(self, error: str, value: bytes, learned: set[str]) -> bool:
         """Change the request to pyarrow after an error, once per field; return False if there is nothing to change.

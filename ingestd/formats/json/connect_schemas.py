@@ -80,7 +80,7 @@ class Schemas:
         otherwise its index is UNCHANGED.
         """
         lines = list(values)
-        found: list[Logical] = [OTHER]
+        logical_types: list[Logical] = [OTHER]
         of_record: Numbers = np.full(len(lines), UNCHANGED, np.int32)
         left: Mask = np.ones(len(lines), np.bool_)
 
@@ -90,9 +90,9 @@ class Schemas:
             if not len(taken):
                 return
             left[taken] = False
-            of_record[taken] = len(found)
-            found.append(self._known.pop(start))
-            self._known[start] = found[-1]  # the last one that was used
+            of_record[taken] = len(logical_types)
+            logical_types.append(self._known.pop(start))
+            self._known[start] = logical_types[-1]  # the last one that was used
             size = len(start)
             for index in taken.tolist():
                 lines[index] = _ONLY_PAYLOAD + lines[index][size:]
@@ -112,7 +112,7 @@ class Schemas:
                 without |= ~left
         unknown = np.flatnonzero(left).tolist()
         of_record[[index for index in unknown if has_logical_types(lines[index])]] = 0
-        return lines, of_record, found
+        return lines, of_record, logical_types
 
     def _learn(self, value: bytes) -> bytes | None:
         """Remember the logical types of a record's schema; return the text before its payload, None if not found."""
@@ -150,8 +150,8 @@ def _logical_of(schema: object) -> Logical | None:
         fields = fields_of(schema)
         if len(set(map(str.lower, fields))) < len(fields):
             raise _AmbiguousError
-        found = {name: _logical_of(inner) for name, inner in fields.items()}
-        return {name: logical for name, logical in found.items() if logical is not None} or None
+        types = {name: _logical_of(inner) for name, inner in fields.items()}
+        return {name: logical for name, logical in types.items() if logical is not None} or None
     items = schema.get({"map": "values", "array": "items"}.get(str(kind), ""))
     return None if _logical_of(items) is None else OTHER
 

@@ -75,16 +75,16 @@ def unsafe_lines(text: bytes, scale: int) -> npt.NDArray[np.intp]:
     breaks = np.flatnonzero(np.frombuffer(text, np.uint8) == NEWLINE)
     ends = np.append(breaks, len(text)).tolist()
 
-    def found(hints: Iterable[re.Pattern[bytes]], is_unsafe: Callable[[bytes], bool]) -> list[int]:
+    def lines_with(hints: Iterable[re.Pattern[bytes]], is_unsafe: Callable[[bytes], bool]) -> list[int]:
         places = [match.start() for hint in hints for match in hint.finditer(text)]
         lines = np.unique(np.searchsorted(breaks, places)).tolist()
         return [line for line in lines if is_unsafe(text[ends[line - 1] if line else 0 : ends[line]])]
 
-    lines = found(_TINY_HINTS, lambda line: _TINY.search(line) is not None)
-    lines += found(_EXPONENT_HINTS, lambda line: _has_large_exponent(line, scale))
+    lines = lines_with(_TINY_HINTS, lambda line: _TINY.search(line) is not None)
+    lines += lines_with(_EXPONENT_HINTS, lambda line: _has_large_exponent(line, scale))
     digits = max(1, _MAX_DIGITS + 1 - scale)
     if _has_digits(text, digits):
-        lines += found([re.compile(rb"[0-9]{%d}" % digits)], bool)
+        lines += lines_with([re.compile(rb"[0-9]{%d}" % digits)], bool)
     return np.unique(np.array(lines, np.intp))
 
 

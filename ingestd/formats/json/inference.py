@@ -75,11 +75,11 @@ def needed(fields: HiveType, columns: Sequence[Column], others: Collection[str])
     if fields.kind == "map":
         raise _too_many_names("the records")
     stored = {column.name: column.type for column in columns}
-    found = []
+    needs = []
     for name, kind in zip(fields.names, fields.children, strict=True):
         if name not in others and kind != _UNKNOWN:
-            found.append(Column(_checked(name, ""), _needed(kind, stored.get(name), name)))
-    return tuple(found)
+            needs.append(Column(_checked(name, ""), _needed(kind, stored.get(name), name)))
+    return tuple(needs)
 
 
 def unstored_fields(fields: HiveType, stored: HiveType, others: Collection[str]) -> tuple[str, ...]:
@@ -90,24 +90,24 @@ def unstored_fields(fields: HiveType, stored: HiveType, others: Collection[str])
     return tuple(name for name in dict.fromkeys(_unstored(fields, stored, "")) if name not in others)
 
 
-def _unstored(found: HiveType, stored: HiveType, place: str) -> Iterator[str]:
-    if found.kind == _MIXED:
-        for kind in found.children:
+def _unstored(seen: HiveType, stored: HiveType, place: str) -> Iterator[str]:
+    if seen.kind == _MIXED:
+        for kind in seen.children:
             yield from _unstored(kind, stored, place)
-    elif found.kind == "struct" and stored.kind == "struct":
+    elif seen.kind == "struct" and stored.kind == "struct":
         types = dict(zip(stored.names, stored.children, strict=True))
-        for name, kind in zip(found.names, found.children, strict=True):
+        for name, kind in zip(seen.names, seen.children, strict=True):
             if name in types:
                 yield from _unstored(kind, types[name], f"{place}{name}.")
             else:
                 yield f"{place}{name}"
-    elif found.kind == "map" and stored.kind == "struct":
+    elif seen.kind == "map" and stored.kind == "struct":
         yield f"{place}*"
-    elif found.kind in ("struct", "map") and stored.kind == "map":
-        for kind in found.children:
+    elif seen.kind in ("struct", "map") and stored.kind == "map":
+        for kind in seen.children:
             yield from _unstored(kind, stored.children[1], place)
-    elif found.kind == stored.kind == "array":
-        yield from _unstored(found.children[0], stored.children[0], place)
+    elif seen.kind == stored.kind == "array":
+        yield from _unstored(seen.children[0], stored.children[0], place)
 
 
 def _object(
@@ -117,9 +117,9 @@ def _object(
     owners, keys = tape.inside(objects, depth)
     if not len(keys):
         return HiveType("struct")
-    codes, found = _names(tape, keys)
+    codes, names = _names(tape, keys)
     if table is not None:
-        kept = _belong(owners, codes, found, *table)[owners]
+        kept = _belong(owners, codes, names, *table)[owners]
         codes, keys = codes[kept], keys[kept]
     order = np.argsort(codes, kind="stable")
     used, starts = np.unique(codes[order], return_index=True)
@@ -127,26 +127,28 @@ def _object(
         return HiveType("map", children=(_TEXT, _type(tape, keys + np.int32(2), depth + 1)))
     parts = np.split(keys[order], starts[1:]) if len(used) else []
     types = tuple(_type(tape, part + np.int32(2), depth + 1) for part in parts)
-    return HiveType("struct", children=types, names=tuple(found[code] for code in used.tolist()))
+    return HiveType("struct", children=types, names=tuple(names[code] for code in used.tolist()))
 
 
-def _belong(owners: Ints, codes: Ints, found: Sequence[str], columns: Collection[str], own: Collection[str]) -> Mask:
+def _belong(
+    owners: Ints, codes: Ints, all_names: Sequence[str], columns: Collection[str], own: Collection[str]
+) -> Mask:
     """Return which objects belong to a table with these columns; see `fields_of`.
 
-    Each member of the objects has an owner, and the name `found[code]`.
+    Each member of the objects has an owner, and the name `all_names[code]`.
     """
 
     def have(wanted: Collection[str]) -> Mask:
         has: Mask = np.zeros(int(owners[-1]) + 1, np.bool_)
-        has[owners[np.isin(codes, [code for code, name in enumerate(found) if name in wanted])]] = True
+        has[owners[np.isin(codes, [code for code, name in enumerate(all_names) if name in wanted])]] = True
         return has
 
-    belong, names = have(columns), [name for name in found if is_envelope_field(name)]
+    belong, names = have(columns), [name for name in all_names if is_envelope_field(name)]
     if len(own) < len(columns) and names:
         members = np.array([have([name]) for name in names])
         sets, of_object = np.unique(members, axis=1, return_inverse=True)
         are_envelopes = np.array([is_envelope(list(compress(names, members))) for members in sets.T.tolist()])
-        others = have([name for name in found if name not in names])
+        others = have([name for name in all_names if name not in names])
         belong &= have(own) | others | ~are_envelopes[of_object.reshape(-1)]
     return belong
 
@@ -166,32 +168,32 @@ def _unescaped(text: str) -> str:
 def _type(tape: Tape, tokens: Ints, depth: int) -> HiveType:
     """Return the type of the values that begin with these tokens, whose items have this depth."""
     kinds = tape.kind[tokens]
-    found = _scalars(tape, tokens[kinds == SCALAR])
+    common = _scalars(tape, tokens[kinds == SCALAR])
     if (kinds == STRING).any():
-        found = joined(found, _TEXT)
+        common = joined(common, _TEXT)
     arrays, objects = tokens[kinds == OPEN_ARRAY], tokens[kinds == OPEN_OBJECT]
     if len(arrays):
         _, items = tape.inside(arrays, depth)
-        found = joined(found, HiveType("array", children=(_type(tape, items, depth + 1),)))
+        common = joined(common, HiveType("array", children=(_type(tape, items, depth + 1),)))
     if len(objects):
-        found = joined(found, _object(tape, objects, depth))
-    return found
+        common = joined(common, _object(tape, objects, depth))
+    return common
 
 
 def _scalars(tape: Tape, tokens: Ints) -> HiveType:
     """Return the type of numbers, booleans and nulls."""
     letters = tape.letters_at(tokens)
     is_boolean = np.isin(letters, list(b"tf"))
-    found = _BOOLEAN if is_boolean.any() else _UNKNOWN
+    common = _BOOLEAN if is_boolean.any() else _UNKNOWN
     numbers = tokens[~is_boolean & (letters != ord("n"))]
     if not len(numbers):
-        return found
+        return common
     texts = tape.texts(tape.start[numbers], tape.end[numbers])
     is_real = pc.match_substring_regex(texts, "[.eE]")
     whole = pc.utf8_ltrim(texts.filter(pc.invert(is_real)), "-")
     if len(whole):
-        found = joined(found, _whole(whole))
-    return joined(found, _DOUBLE) if len(whole) < len(texts) else found
+        common = joined(common, _whole(whole))
+    return joined(common, _DOUBLE) if len(whole) < len(texts) else common
 
 
 def _whole(digits: pa.StringArray) -> HiveType:
@@ -199,11 +201,11 @@ def _whole(digits: pa.StringArray) -> HiveType:
     lengths = pc.utf8_length(digits)
     is_larger = pc.and_(pc.equal(lengths, _BIGINT_DIGITS), pc.greater_equal(digits, str(1 << 63)))
     fitting = digits.filter(pc.invert(pc.or_(pc.greater(lengths, _BIGINT_DIGITS), is_larger)))
-    found = _UNKNOWN if len(fitting) == len(digits) else _TEXT
+    common = _UNKNOWN if len(fitting) == len(digits) else _TEXT
     if not len(fitting):
-        return found
+        return common
     largest = pc.max(pc.cast(fitting, pa.int64())).as_py()
-    return joined(found, next(HiveType(kind) for kind, bits in INTEGER_BITS.items() if largest < 1 << (bits - 1)))
+    return joined(common, next(HiveType(kind) for kind, bits in INTEGER_BITS.items() if largest < 1 << (bits - 1)))
 
 
 def joined_needs(columns: Iterable[Column]) -> tuple[Column, ...]:
@@ -264,51 +266,51 @@ def _joined_objects(one: HiveType, other: HiveType) -> HiveType:
     return HiveType("map", children=(key, reduce(joined, values, _UNKNOWN)))
 
 
-def _needed(found: HiveType, stored: HiveType | None, path: str) -> HiveType:
-    """Return the type that stores values of a type that was found; `stored` is the type that stores them now."""
+def _needed(seen: HiveType, stored: HiveType | None, path: str) -> HiveType:
+    """Return the type that stores values of the type `seen` in records; `stored` is the type that stores them now."""
     if stored is None:
-        return _new(found)
-    if found.kind == _MIXED:
-        return reduce(lambda kind, part: _needed(part, kind, path), found.children, stored)
-    if found.kind in ("struct", "map") and stored.kind in ("struct", "map"):
-        return (_needed_struct if stored.kind == "struct" else _needed_map)(found, stored, path)
-    if found.kind == stored.kind == "array":
-        return replace(stored, children=(_needed_item(found.children[0], stored.children[0], f"{path}[]"),))
-    if found.kind in INTEGER_BITS and stored.kind in INTEGER_BITS:
-        return max(stored, found, key=lambda kind: INTEGER_BITS[kind.kind])
-    return found if found == _DOUBLE and stored.kind in INTEGER_BITS else stored
+        return _new(seen)
+    if seen.kind == _MIXED:
+        return reduce(lambda kind, part: _needed(part, kind, path), seen.children, stored)
+    if seen.kind in ("struct", "map") and stored.kind in ("struct", "map"):
+        return (_needed_struct if stored.kind == "struct" else _needed_map)(seen, stored, path)
+    if seen.kind == stored.kind == "array":
+        return replace(stored, children=(_needed_item(seen.children[0], stored.children[0], f"{path}[]"),))
+    if seen.kind in INTEGER_BITS and stored.kind in INTEGER_BITS:
+        return max(stored, seen, key=lambda kind: INTEGER_BITS[kind.kind])
+    return seen if seen == _DOUBLE and stored.kind in INTEGER_BITS else stored
 
 
-def _needed_struct(found: HiveType, stored: HiveType, path: str) -> HiveType:
-    if found.kind == "map":
+def _needed_struct(seen: HiveType, stored: HiveType, path: str) -> HiveType:
+    if seen.kind == "map":
         raise _too_many_names(path)
     types = dict(zip(stored.names, stored.children, strict=True))
-    for name, kind in zip(found.names, found.children, strict=True):
+    for name, kind in zip(seen.names, seen.children, strict=True):
         if kind != _UNKNOWN:
             types[_checked(name, f"{path}.")] = _needed(kind, types.get(name), f"{path}.{name}")
     return HiveType("struct", children=tuple(types.values()), names=tuple(types))
 
 
-def _needed_map(found: HiveType, stored: HiveType, path: str) -> HiveType:
-    value = found.children[1] if found.kind == "map" else reduce(joined, found.children, _UNKNOWN)
+def _needed_map(seen: HiveType, stored: HiveType, path: str) -> HiveType:
+    value = seen.children[1] if seen.kind == "map" else reduce(joined, seen.children, _UNKNOWN)
     return replace(stored, children=(stored.children[0], _needed_item(value, stored.children[1], f"{path}{{}}")))
 
 
-def _needed_item(found: HiveType, stored: HiveType, path: str) -> HiveType:
-    return stored if found == _UNKNOWN else _needed(found, stored, path)
+def _needed_item(seen: HiveType, stored: HiveType, path: str) -> HiveType:
+    return stored if seen == _UNKNOWN else _needed(seen, stored, path)
 
 
-def _new(found: HiveType) -> HiveType:
+def _new(seen: HiveType) -> HiveType:
     """Return the type of a new column or field, which is incomplete if values are null or empty."""
-    if found.kind in INTEGER_BITS:
+    if seen.kind in INTEGER_BITS:
         return _BIGINT
-    if found.kind == "array":
-        return HiveType("array", children=(_new(found.children[0]),))
-    if found.kind in ("map", _MIXED):
+    if seen.kind == "array":
+        return HiveType("array", children=(_new(seen.children[0]),))
+    if seen.kind in ("map", _MIXED):
         return _TEXT
-    if found.kind != "struct":
-        return found
-    fields = {name: _new(kind) for name, kind in zip(found.names, found.children, strict=True) if kind != _UNKNOWN}
+    if seen.kind != "struct":
+        return seen
+    fields = {name: _new(kind) for name, kind in zip(seen.names, seen.children, strict=True) if kind != _UNKNOWN}
     if len(fields) > _MAX_STRUCT_NAMES or not all(map(_NAME.fullmatch, fields)):
         return _TEXT
     return HiveType("struct", children=tuple(fields.values()), names=tuple(fields))

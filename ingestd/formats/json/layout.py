@@ -163,13 +163,13 @@ def _unmatched(place: Place, value: object, prefix: str) -> list[str] | None:
         inside = [(f"{prefix}{dot}{name}", place.members.get(key), item) for key, (name, item) in last.items()]
     if place.columns or not inside:
         return None
-    found: list[str] = []
+    unmatched: list[str] = []
     for name, inner, item in inside:
         fields = [name] if inner is None else _unmatched(inner, item, name)
         if fields is None:
             return None
-        found += fields
-    return found
+        unmatched += fields
+    return unmatched
 
 
 def _stored_type(place: Place, columns: Sequence[Column]) -> HiveType:
@@ -189,14 +189,14 @@ def _place(text: str, depth: int, paths: Sequence[_Target]) -> Place:
     for index, name, path in paths:
         if len(path) > depth:
             inside.setdefault(path[depth], []).append((index, name, path))
-    members = {step: found for step, found in inside.items() if isinstance(step, str)}
-    elements = {step: found for step, found in inside.items() if isinstance(step, int)}
+    members = {step: targets for step, targets in inside.items() if isinstance(step, str)}
+    elements = {step: targets for step, targets in inside.items() if isinstance(step, int)}
     return Place(
         path=text,
         column=paths[0][1] if paths else "",
         columns=tuple(index for index, _, path in paths if len(path) == depth),
-        members={step: _place(f"{text}.{step}", depth + 1, found) for step, found in members.items()},
-        elements={step: _place(f"{text}[{step}]", depth + 1, found) for step, found in elements.items()},
+        members={step: _place(f"{text}.{step}", depth + 1, targets) for step, targets in members.items()},
+        elements={step: _place(f"{text}[{step}]", depth + 1, targets) for step, targets in elements.items()},
     )
 
 

@@ -103,8 +103,8 @@ class LenientDecimal(DecimalType):
         self._read = reader(kind, _FIELD)
 
     def value(self, value: object) -> Decimal | None:  # type: ignore[override]
-        found: Decimal | None = self._read(_text(value, self.kind).encode("utf-8", "surrogatepass"))
-        return found
+        decimal: Decimal | None = self._read(_text(value, self.kind).encode("utf-8", "surrogatepass"))
+        return decimal
 
     def misread(self, numbers: pa.StringArray) -> pa.BooleanArray:
         is_long = pc.greater(pc.binary_length(numbers), _EXACT_DIGITS + len("."))
@@ -247,9 +247,9 @@ def _double_text(number: float) -> str:
         return f"{sign}Infinity"
     if not number:
         return f"{sign}0.0"
-    found = Decimal(repr(abs(number))).normalize().as_tuple()
-    digits = "".join(map(str, found.digits))
-    exponent = len(digits) - 1 + int(found.exponent)
+    shortest = Decimal(repr(abs(number))).normalize().as_tuple()
+    digits = "".join(map(str, shortest.digits))
+    exponent = len(digits) - 1 + int(shortest.exponent)
     if not -3 <= exponent < 7:
         return f"{sign}{digits[0]}.{digits[1:] or '0'}E{exponent}"
     if exponent < 0:
@@ -307,10 +307,10 @@ def _parsed(text: str) -> float:
     text = text.strip(_JAVA_BLANKS)
     if _DOUBLE.fullmatch(text):
         return float(text.rstrip("fFdD"))
-    if not (found := _HEXADECIMAL.fullmatch(text)):
+    if not (match := _HEXADECIMAL.fullmatch(text)):
         return 0.0
     try:
-        return float.fromhex(found[1])
+        return float.fromhex(match[1])
     except OverflowError:
         return -inf if text.startswith("-") else inf
 

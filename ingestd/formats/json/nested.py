@@ -86,9 +86,9 @@ class FieldIndexes:
 
     def of(self, name: str) -> int | None:
         """Return the index of a field, None if there is none. Raises InvalidValue for a position that is too large."""
-        if self._by_position and (found := _match_column(name)):
-            if len(found[1]) < 10 and int(found[1]) < len(self._indexes):
-                return int(found[1])
+        if self._by_position and (match := _match_column(name)):
+            if len(match[1]) < 10 and int(match[1]) < len(self._indexes):
+                return int(match[1])
             raise InvalidValue(f"there is no field at the position of {shown(name)}")
         index = self._indexes.get(name.lower())
         if index is None and self._by_position and _match_index(name) and int(name) < len(self._indexes):

@@ -100,8 +100,8 @@ def _unbalanced(letters: npt.NDArray[np.uint8], ends: Lines) -> Lines:
 def _at(fields: Iterable[pa.Field], path: str) -> pa.Field | None:
     """Return the field at a path such as `items/[]/count`; None if there is none, and for the elements of an array."""
     name, _, rest = path.removeprefix("[]/").partition("/")
-    found = next((field for field in fields if field.name == name), None)
-    return _at(_inside(found.type), rest) if found and rest else found
+    inner = next((field for field in fields if field.name == name), None)
+    return _at(_inside(inner.type), rest) if inner and rest else inner
 
 
 def _leaves(fields: Iterable[pa.Field]) -> Iterator[pa.Field]:

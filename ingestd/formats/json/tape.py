@@ -88,10 +88,10 @@ class _Compact:
     shifts: Ints | None = None
 
     def places_of(self, originals: Ints) -> Ints:
-        found = originals if self.places is None else self.places[originals]
+        places = originals if self.places is None else self.places[originals]
         if self.ends is None or self.shifts is None:
-            return found
-        return found + self.shifts[np.searchsorted(self.ends, found, side="right")]
+            return places
+        return places + self.shifts[np.searchsorted(self.ends, places, side="right")]
 
 
 class Tape:
@@ -136,15 +136,15 @@ class Tape:
         owners = self._index[parents]
         if len(containers) == 0:
             return owners[:0], tokens[:0]
-        found = containers[np.minimum(owners, len(containers) - 1)] == parents
-        return owners[found], tokens[found]
+        are_inside = containers[np.minimum(owners, len(containers) - 1)] == parents
+        return owners[are_inside], tokens[are_inside]
 
     def has_escape(self, starts: Ints, ends: Ints) -> Mask:
         """Return which parts of the text contain a backslash."""
         if not len(self._backslashes):
             return np.zeros(len(starts), np.bool_)
-        found: Mask = np.searchsorted(self._backslashes, ends) > np.searchsorted(self._backslashes, starts)
-        return found
+        have_escape: Mask = np.searchsorted(self._backslashes, ends) > np.searchsorted(self._backslashes, starts)
+        return have_escape
 
     def compact(self, tokens: Ints) -> tuple[pa.StringArray, Mask]:
         """Return the compact text (`types.text_of`) of objects and arrays, given by the tokens that open them.
@@ -175,15 +175,15 @@ class Tape:
         """
         places = self.start[tokens]
         before, after = self.start[containers], self._close_ends[containers]
-        found: Mask = np.searchsorted(places, after) > np.searchsorted(places, before)
-        return found
+        have_any: Mask = np.searchsorted(places, after) > np.searchsorted(places, before)
+        return have_any
 
     @property
     def repeated_keys(self) -> Mask:
         """The records that have an object, at any depth, with two equal keys."""
-        found: Mask = np.zeros(len(self.malformed), np.bool_)
-        found[self._lines_of(self.start[self.with_repeated_keys])] = True
-        return found
+        repeated: Mask = np.zeros(len(self.malformed), np.bool_)
+        repeated[self._lines_of(self.start[self.with_repeated_keys])] = True
+        return repeated
 
     @cached_property
     def with_repeated_keys(self) -> Ints:

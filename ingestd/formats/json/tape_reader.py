@@ -96,8 +96,8 @@ class TapeReader:
         """Return the indexes of the columns for which no record has a value, not even null."""
         absent = set(range(len(self._columns)))
         for start, end in pieces(values) if values else ():
-            found = self._find(_Columns(Tape(values[start:end]), "ns", self._layout))
-            absent -= {index for index, (tokens, _) in found.items() if (tokens != _MISSING).any()}
+            by_column = self._find(_Columns(Tape(values[start:end]), "ns", self._layout))
+            absent -= {index for index, (tokens, _) in by_column.items() if (tokens != _MISSING).any()}
         return absent
 
     def rows(self, values: Sequence[bytes]) -> Iterator[Rows]:
@@ -124,9 +124,9 @@ class TapeReader:
             columns.read_logical(logical, of_record)
         elif self._has_schemas:
             columns.undecided |= np.fromiter(map(has_logical_types, values), np.bool_, len(values))
-        found = self._find(columns)
-        columns.leave_unmatched([found[index][0] for index in self._matching])
-        arrays = [columns.column(column, *found[index]) for index, column in enumerate(self._columns)]
+        by_column = self._find(columns)
+        columns.leave_unmatched([by_column[index][0] for index in self._matching])
+        arrays = [columns.column(column, *by_column[index]) for index, column in enumerate(self._columns)]
         columns.batch = batch_of(self._columns, arrays)
         return columns
 
@@ -295,10 +295,10 @@ class _Columns:
             for index, (values, inner) in parts[0].items()
         }
 
-    def leave_unmatched(self, found: Sequence[Ints]) -> None:
+    def leave_unmatched(self, columns: Sequence[Ints]) -> None:
         """Leave the records undecided in which all of these tokens, one array per column, are _MISSING."""
-        unmatched: Mask = np.full(len(self._rows), bool(found))
-        for tokens in found:
+        unmatched: Mask = np.full(len(self._rows), bool(columns))
+        for tokens in columns:
             unmatched &= tokens == _MISSING
             if not unmatched.any():
                 return
@@ -327,9 +327,9 @@ class _Columns:
         starts = self._tape.start[tokens]
         is_short = (tokens != _MISSING) & (self._tape.kind[tokens] == STRING)
         is_short &= self._tape.end[tokens] - starts == 3  # one letter between quotes
-        found: npt.NDArray[np.uint8] = np.zeros(len(tokens), np.uint8)
-        found[is_short] = self._tape.letters_at(tokens[is_short], 1)
-        return found
+        letters: npt.NDArray[np.uint8] = np.zeros(len(tokens), np.uint8)
+        letters[is_short] = self._tape.letters_at(tokens[is_short], 1)
+        return letters
 
     def _members(self, names: Sequence[str], objects: Ints, depth: int) -> npt.NDArray[np.int32]:
         """Return the tokens that begin the values of the members with these names, or _MISSING, for each object.
@@ -349,9 +349,9 @@ class _Columns:
         """Return the tokens that begin the elements with this index, or _MISSING, of each array at this depth."""
         present = np.flatnonzero(arrays != _MISSING)
         owners, items = self._tape.inside(arrays[present], depth)
-        found = np.arange(len(owners)) - np.searchsorted(owners, owners) == index
+        chosen = np.arange(len(owners)) - np.searchsorted(owners, owners) == index
         values: Ints = np.full(len(arrays), _MISSING, np.int32)
-        values[present[owners[found]]] = items[found]
+        values[present[owners[chosen]]] = items[chosen]
         return values
 
     def _name_indexes(self, wanted: Sequence[str], keys: Ints) -> npt.NDArray[np.int32]:
@@ -366,8 +366,8 @@ class _Columns:
         if self._lenient:
             by_position = pc.match_substring_regex(names, f"^(?:{POSITION})$")
             self._leave(keys[by_position.to_numpy(zero_copy_only=False)])
-        found = pc.index_in(lower, pa.array(wanted, pa.string()))
-        indexes: npt.NDArray[np.int32] = found.fill_null(-1).to_numpy(zero_copy_only=False)
+        positions = pc.index_in(lower, pa.array(wanted, pa.string()))
+        indexes: npt.NDArray[np.int32] = positions.fill_null(-1).to_numpy(zero_copy_only=False)
         return indexes
 
     def _key_texts(self, keys: Ints) -> pa.StringArray:
@@ -428,10 +428,10 @@ class _Columns:
                 continue
             chosen = np.flatnonzero(np.isin(tokens, np.concatenate(parts)))
             used = tokens[chosen]
-            found = instants(self._tape.texts(self._tape.start[used], self._tape.end[used]), nanos, arrow)
-            fits = found.is_valid().to_numpy(zero_copy_only=False)
+            stamps = instants(self._tape.texts(self._tape.start[used], self._tape.end[used]), nanos, arrow)
+            fits = stamps.is_valid().to_numpy(zero_copy_only=False)
             self.undecided[rows[chosen[~fits]]] = True
-            arrays.append(found.drop_null())
+            arrays.append(stamps.drop_null())
             places.append(chosen[fits])
         return spread_all(arrays, places, len(tokens)) if arrays else None
 

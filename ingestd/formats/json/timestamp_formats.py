@@ -80,24 +80,24 @@ class FormattedTimestampType(PrimitiveType):
         """`formats` are names or patterns; see `parse_format`."""
         super().__init__(kind)
         self._names = ", ".join(formats)
-        self._formats = [(re.compile(found.syntax).fullmatch, found) for found in map(parse_format, formats)]
+        self._formats = [(re.compile(form.syntax).fullmatch, form) for form in map(parse_format, formats)]
 
     def value(self, value: object) -> int:
         if isinstance(value, Instant):  # the schema in the record is more precise than the configuration
             return instant_nanos(value)
         if isinstance(value, str):
-            for matches, found in self._formats:
+            for matches, form in self._formats:
                 if matches(value):
-                    return found.nanos(value)
+                    return form.nanos(value)
         raise InvalidValue(f"{shown(value)} has none of the timestamp formats {self._names}")
 
     def decided(self, texts: pa.StringArray, unit: str) -> pa.Array:
         stamps = pa.nulls(len(texts), pa.timestamp(unit))
-        for _, found in self._formats:
+        for _, form in self._formats:
             if texts.null_count == len(texts):
                 break
-            own = matching(texts, found.syntax)
-            stamps = pc.coalesce(stamps, found.column(own, unit))
+            own = matching(texts, form.syntax)
+            stamps = pc.coalesce(stamps, form.column(own, unit))
             texts = where(pc.and_(texts.is_valid(), own.is_null()), texts)
         return stamps
 

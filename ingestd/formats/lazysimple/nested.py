@@ -75,8 +75,8 @@ def _array(kind: HiveType, children: Sequence[ReadColumn], separators: bytes) ->
     def convert(array: pa.Array) -> tuple[pa.Array, Reasons]:
         elements, owners, offsets = _elements(array, separators[0])
         values, reasons = convert_element(elements)
-        found = pa.ListArray.from_arrays(offsets, values, type=kind.arrow, mask=_mask(array))
-        return found, _first(owners, reasons)
+        lists = pa.ListArray.from_arrays(offsets, values, type=kind.arrow, mask=_mask(array))
+        return lists, _first(owners, reasons)
 
     return convert
 
@@ -89,9 +89,9 @@ def _struct(kind: HiveType, children: Sequence[ReadColumn], separators: bytes) -
         for index, convert_field in enumerate(children):
             places = offsets[:-1] + index
             field = parts.values.take(pa.array(places, mask=places >= offsets[1:]))
-            values, found = convert_field(field)
+            values, of_field = convert_field(field)
             fields.append(values)
-            reasons = found | reasons
+            reasons = of_field | reasons
         return pa.StructArray.from_arrays(fields, fields=list(kind.arrow), mask=_mask(array)), reasons
 
     return convert
@@ -112,8 +112,8 @@ def _map(kind: HiveType, children: Sequence[ReadColumn], separators: bytes) -> R
         reasons = {2 * entry: reason for entry, reason in bad_keys.items()}
         reasons |= {2 * int(kept[index]) + 1: reason for index, reason in bad_values.items()}
         offsets = _offsets(np.bincount(owners[kept], minlength=len(array)))
-        found = pa.MapArray.from_arrays(offsets, keys.take(pa.array(kept)), values, type=kind.arrow, mask=_mask(array))
-        return found, _first(np.repeat(owners, 2), reasons)
+        maps = pa.MapArray.from_arrays(offsets, keys.take(pa.array(kept)), values, type=kind.arrow, mask=_mask(array))
+        return maps, _first(np.repeat(owners, 2), reasons)
 
     return convert
 
@@ -138,10 +138,10 @@ def _mask(array: pa.Array) -> pa.Array | None:
 
 def _first(owners: Places, reasons: Reasons) -> Reasons:
     """Return the reason of each field, which is that of its first element with one."""
-    found = Reasons()
+    of_fields = Reasons()
     for element in sorted(reasons):
-        found.setdefault(int(owners[element]), reasons[element])
-    return found
+        of_fields.setdefault(int(owners[element]), reasons[element])
+    return of_fields
 
 
 def _first_of_equal(owners: Places, keys: pa.Array) -> Places:

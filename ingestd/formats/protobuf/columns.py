@@ -67,17 +67,17 @@ def needed_columns(kind: ProtoType, columns: Sequence[Column], others: Collectio
     require_size(kind, _parts)
     row = HiveType("struct", children=tuple(c.type for c in columns), names=tuple(c.name for c in columns))
     fields = tuple(field for field in kind.fields if field.name.lower() not in others)
-    found = _message(replace(kind, fields=fields), row, "", ())
-    return tuple(map(Column, found.names, found.children))
+    widened = _message(replace(kind, fields=fields), row, "", ())
+    return tuple(map(Column, widened.names, widened.children))
 
 
 def unstored_fields(message: ProtoType, stored: HiveType, place: str = "") -> Iterator[str]:
     """Yield the fields of a type that a struct does not store, such as `who.zip`; `place` is `who.` there."""
     types: dict[str, HiveType] = {}
     for name, kind in zip(stored.names, stored.children, strict=True):
-        found = field_of(message.fields, name)
-        if found is not None:
-            types[found.name] = kind
+        stored_field = field_of(message.fields, name)
+        if stored_field is not None:
+            types[stored_field.name] = kind
     for field in message.fields:
         if field.name not in types:
             yield f"{place}{field.name}"

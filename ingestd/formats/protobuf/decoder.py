@@ -97,20 +97,20 @@ class ProtobufDecoder(ColumnarDecoder[Key]):
     def find_reader(self, key: Key) -> ReadRows:
         """See `ColumnarDecoder`."""
         kind = self._types.find(key)
-        found = StructReader(kind, self.row)
+        struct_reader = StructReader(kind, self.row)
         names = [field.name for field in kind.fields]
-        if self._rejects_unmatched and is_unmatched(names, self.row.names, found.absent):
+        if self._rejects_unmatched and is_unmatched(names, self.row.names, struct_reader.absent):
             raise InvalidSchema(no_column_of_schema(names, self.row.names))
         self._kinds[key] = kind
 
         def read(records: Records, indexes: Ints, starts: Ints) -> pa.StructArray:
             place = Place.of_records(records, indexes)
             messages = Messages(place, starts, records.ends[indexes], np.arange(len(indexes)))
-            tokens = found.find(messages)
+            tokens = struct_reader.find(messages)
             if self._rejects_unmatched:
                 for message in unknown_messages(kind, messages, tokens).tolist():
                     records.fail(int(indexes[message]), "", no_field_of_type(kind.name))
-            return found.build(place, tokens)
+            return struct_reader.build(place, tokens)
 
         return read
 

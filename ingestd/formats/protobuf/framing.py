@@ -66,10 +66,10 @@ def _grouped(keys: Ints, indexes: Ints, at: Ints) -> Iterator[tuple[Key, Ints, I
     if (keys == keys[0]).all():
         yield _key(keys[0]), indexes, at[indexes]
         return
-    found, places = np.unique(keys, axis=0, return_inverse=True)
+    distinct, places = np.unique(keys, axis=0, return_inverse=True)
     places = places.reshape(-1)
     members = np.split(indexes[np.argsort(places, kind="stable")], np.cumsum(np.bincount(places))[:-1])
-    for key, of_key in zip(found, members, strict=True):
+    for key, of_key in zip(distinct, members, strict=True):
         yield _key(key), of_key, at[of_key]
 
 

@@ -84,8 +84,8 @@ class ProtobufOptions:
         try:
             if self.descriptor_set is not None and self.message is not None:
                 return joined_columns([row_of(read_set(self.descriptor_set, self.message))])
-            found = Registry.required(registry)
-            return joined_columns(row_of(self.latest(found, topic).outermost()) for topic in topics)
+            required = Registry.required(registry)
+            return joined_columns(row_of(self.latest(required, topic).outermost()) for topic in topics)
         except InvalidSchema as error:
             raise no_columns(error) from None
 
@@ -141,13 +141,13 @@ class _Registered:
         return _schema_file(self._registry.schema(identifier, "PROTOBUF"), f"schema {identifier}")
 
 
-def _schema_file(found: RegisteredSchema, what: str) -> SchemaFile:
+def _schema_file(schema: RegisteredSchema, what: str) -> SchemaFile:
     """Return the types in a schema of the registry; `what` is what it describes. Raises ConfigError."""
-    texts = [found.text, *(reference.text for reference in found.references)]
+    texts = [schema.text, *(reference.text for reference in schema.references)]
     if not all(map(is_descriptor, texts)):
         raise ConfigError(
             f"the registry does not return the descriptors of {what}, but the text of its source",
             where="registry.url",
             hint="use a registry whose API has the parameter format=serialized",
         )
-    return SchemaFile(found.text, [(reference.name, reference.text) for reference in found.references])
+    return SchemaFile(schema.text, [(reference.name, reference.text) for reference in schema.references])

@@ -104,8 +104,8 @@ class _Message(FieldReader):
         owners, parts = np.unique(tokens.owners, return_inverse=True)
         if len(owners) == len(place):
             return self._reader.read(Messages(place, tokens.starts, tokens.ends, parts))
-        found = self._reader.read(Messages(place.only(owners), tokens.starts, tokens.ends, parts))
-        return spread([found], [owners], len(place))
+        present = self._reader.read(Messages(place.only(owners), tokens.starts, tokens.ends, parts))
+        return spread([present], [owners], len(place))
 
 
 class _Messages(FieldReader):
@@ -130,13 +130,13 @@ class _Map(FieldReader):
     def read(self, tokens: Tokens, place: Place) -> pa.Array:
         tokens = tokens.of_wires(BYTES)
         entries = place.items(tokens.owners)
-        found = scan(Messages(entries, tokens.starts, tokens.ends, np.arange(len(tokens))), (1, 2))
-        keys = self._key.read(found[1], entries)
-        values = self._value.read(found[2], entries)
+        fields = scan(Messages(entries, tokens.starts, tokens.ends, np.arange(len(tokens))), (1, 2))
+        keys = self._key.read(fields[1], entries)
+        values = self._value.read(fields[2], entries)
         owners = tokens.owners
         if keys.null_count:  # of failed records
             keys = keys.fill_null("")
-        unknown = self._unknown(found[2])
+        unknown = self._unknown(fields[2])
         if len(unknown):
             known = np.ones(len(entries), np.bool_)
             known[unknown] = False
@@ -162,21 +162,21 @@ class StructReader(MessageReader):
 
     def __init__(self, proto: ProtoType, hive: HiveType) -> None:
         self._hive = hive
-        found = [field_of(proto.fields, name) for name in hive.names]
+        fields = [field_of(proto.fields, name) for name in hive.names]
         self._readers = [
             None if field is None else (field.number, field_reader(field, child))
-            for field, child in zip(found, hive.children, strict=True)
+            for field, child in zip(fields, hive.children, strict=True)
         ]
-        oneofs = {field.oneof for field in found if field and field.oneof}
+        oneofs = {field.oneof for field in fields if field and field.oneof}
         self._oneofs = [[field for field in proto.fields if field.oneof == oneof] for oneof in sorted(oneofs)]
-        self._wanted = {field.number for field in found if field}
+        self._wanted = {field.number for field in fields if field}
         self._wanted |= {field.number for members in self._oneofs for field in members}
 
     @property
     def absent(self) -> frozenset[str]:
         """The fields of the struct that are no fields of the messages."""
         pairs = zip(self._hive.names, self._readers, strict=True)
-        return frozenset(name for name, found in pairs if found is None)
+        return frozenset(name for name, numbered in pairs if numbered is None)
 
     def read(self, messages: Messages) -> pa.StructArray:
         """See `MessageReader`."""
@@ -192,8 +192,10 @@ class StructReader(MessageReader):
         for members in self._oneofs:
             tokens |= _only_last(members, tokens)
         arrays = [
-            pa.nulls(len(place), field.type) if found is None else found[1].read(tokens[found[0]], place.field(name))
-            for name, found, field in zip(self._hive.names, self._readers, arrow, strict=True)
+            pa.nulls(len(place), field.type)
+            if numbered is None
+            else numbered[1].read(tokens[numbered[0]], place.field(name))
+            for name, numbered, field in zip(self._hive.names, self._readers, arrow, strict=True)
         ]
         return pa.StructArray.from_arrays(arrays, fields=list(arrow))
 
@@ -221,12 +223,12 @@ class _Text(MessageReader):
         return read_text(messages, self._name, self._hive)
 
 
-def unknown_messages(proto: ProtoType, messages: Messages, found: Mapping[int, Tokens]) -> Ints:
+def unknown_messages(proto: ProtoType, messages: Messages, tokens: Mapping[int, Tokens]) -> Ints:
     """Return the indexes of messages that have fields, all of which parsers skip as unknown fields of this type.
 
-    `found` contains the occurrences of some of its fields. Each message consists of one part.
+    `tokens` contains the occurrences of some of its fields. Each message consists of one part.
     """
-    has_none = _without_fields(proto, found, len(messages.place))
+    has_none = _without_fields(proto, tokens, len(messages.place))
     rest = np.flatnonzero(has_none & (messages.starts < messages.ends))
     if not len(rest):
         return rest
@@ -235,12 +237,12 @@ def unknown_messages(proto: ProtoType, messages: Messages, found: Mapping[int, T
     return rest[_without_fields(proto, scan(parts, numbers), len(rest))]
 
 
-def _without_fields(proto: ProtoType, found: Mapping[int, Tokens], count: int) -> Mask:
+def _without_fields(proto: ProtoType, tokens: Mapping[int, Tokens], count: int) -> Mask:
     """Return which of `count` messages have none of the occurrences, or have them with the wire types of others."""
     has_none: Mask = np.ones(count, np.bool_)
     for field in proto.fields:
-        if field.number in found:
-            has_none[found[field.number].of_wires(*wires_of(field)).owners] = False
+        if field.number in tokens:
+            has_none[tokens[field.number].of_wires(*wires_of(field)).owners] = False
             if not has_none.any():
                 break
     return has_none
@@ -302,18 +304,18 @@ def _only_last(members: Sequence[ProtoField], tokens: Mapping[int, Tokens]) -> d
     """Return the occurrences of the members of a oneof which no later occurrence of another member replaces."""
     parts = {field.number: usable(field, tokens[field.number]) for field in members}
     numbers = np.concatenate([np.full(len(part), number) for number, part in parts.items()])
-    found = joined(list(parts.values()))
-    if not len(found):
+    occurrences = joined(list(parts.values()))
+    if not len(occurrences):
         return parts
     positions = np.concatenate([part.starts for part in parts.values()])
     numbers = numbers[np.argsort(positions, kind="stable")]
-    changes = np.zeros(len(found), np.int64)
-    changes[1:] = (found.owners[1:] != found.owners[:-1]) | (numbers[1:] != numbers[:-1])
+    changes = np.zeros(len(occurrences), np.int64)
+    changes[1:] = (occurrences.owners[1:] != occurrences.owners[:-1]) | (numbers[1:] != numbers[:-1])
     runs: Ints = np.cumsum(changes)
-    last = np.zeros(int(found.owners.max()) + 1, np.int64)
-    last[found.owners] = runs  # the last assignment remains
-    keep = runs == last[found.owners]
-    return {number: found.only(keep & (numbers == number)) for number in parts}
+    last = np.zeros(int(occurrences.owners.max()) + 1, np.int64)
+    last[occurrences.owners] = runs  # the last assignment remains
+    keep = runs == last[occurrences.owners]
+    return {number: occurrences.only(keep & (numbers == number)) for number in parts}
 
 
 def field_of(fields: Sequence[ProtoField], name: str) -> ProtoField | None:

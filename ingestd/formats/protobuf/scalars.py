@@ -176,12 +176,12 @@ def _signed(hive: HiveType) -> Convert:
     convert = to_integer(hive)
 
     def signed(numbers: Bits, place: Values) -> pa.Array:
-        found = numbers.view(np.int64)
-        bad = found < 0
+        integers = numbers.view(np.int64)
+        bad = integers < 0
         if bad.any():
             place.reject(bad, lambda index: f"{numbers[index]} is out of range for {hive}")
-            found = np.where(bad, 0, found)
-        return convert(found, place)
+            integers = np.where(bad, 0, integers)
+        return convert(integers, place)
 
     return signed
 
@@ -194,8 +194,8 @@ def _names(enum: ProtoEnum) -> Convert:
     def convert(values: Ints, _place: Values) -> pa.Array:
         places = np.minimum(np.searchsorted(numbers, values), len(numbers) - 1)
         unnamed = numbers[places] != values
-        found = names.take(pa.array(places))
-        return pc.if_else(pa.array(unnamed), pc.cast(pa.array(values), pa.string()), found) if unnamed.any() else found
+        texts = names.take(pa.array(places))
+        return pc.if_else(pa.array(unnamed), pc.cast(pa.array(values), pa.string()), texts) if unnamed.any() else texts
 
     return convert
 

@@ -121,13 +121,13 @@ def joined(parts: Collection[Tokens]) -> Tokens:
     if not arrays:
         none = np.zeros(0, np.int64)
         return Tokens(none, none, none.view(np.uint64), none, none)
-    found = Tokens(*(np.concatenate(column) for column in zip(*arrays, strict=True)))
-    return found.only(np.argsort(found.starts, kind="stable"))
+    occurrences = Tokens(*(np.concatenate(column) for column in zip(*arrays, strict=True)))
+    return occurrences.only(np.argsort(occurrences.starts, kind="stable"))
 
 
 def scan(messages: Messages, wanted: Collection[int]) -> dict[int, Tokens]:
     """Return the occurrences of each wanted field, by its number."""
-    found: dict[int, list[Tokens]] = {number: [] for number in wanted}
+    occurrences: dict[int, list[Tokens]] = {number: [] for number in wanted}
     at, ends, owners = messages.starts, messages.ends, messages.owners
     live = np.flatnonzero(at < ends)
     at, ends, owners = at[live], ends[live], owners[live]
@@ -136,8 +136,8 @@ def scan(messages: Messages, wanted: Collection[int]) -> dict[int, Tokens]:
     while len(at) >= _FEW:
         step = _Step(messages.place.records, at, ends, owners, failures)
         for number, tokens in step.tokens():
-            if number in found:
-                found[number].append(tokens)
+            if number in occurrences:
+                occurrences[number].append(tokens)
         alone += step.groups()
         live = np.flatnonzero(step.remains)
         if len(live) == len(at):
@@ -145,12 +145,12 @@ def scan(messages: Messages, wanted: Collection[int]) -> dict[int, Tokens]:
         else:
             at, ends, owners = step.ends[live], ends[live], owners[live]
     alone += zip(at.tolist(), ends.tolist(), owners.tolist(), strict=True)
-    for number, tokens in _scan_each(messages.place.records.text, alone, found, failures):
-        found[number].append(tokens)
+    for number, tokens in _scan_each(messages.place.records.text, alone, occurrences, failures):
+        occurrences[number].append(tokens)
     # In the order of their positions, so that the first cause does not depend on other records.
     for _, owner, reason in sorted(failures):
         messages.place.malformed_at(owner, reason)
-    return {number: joined(parts) for number, parts in found.items()}
+    return {number: joined(parts) for number, parts in occurrences.items()}
 
 
 class _Step:
@@ -216,21 +216,21 @@ class _Step:
 
     def tokens(self) -> Iterator[tuple[int, Tokens]]:
         """Yield the number of each field, and its occurrences."""
-        found = Tokens(self._owners, self._wires, self._bits, self.starts, self.ends)
+        tokens = Tokens(self._owners, self._wires, self._bits, self.starts, self.ends)
         numbers = self._numbers
         usable = self._ok & (self._wires != GROUP)
         if not usable.all():
-            found, numbers = found.only(usable), numbers[usable]
+            tokens, numbers = tokens.only(usable), numbers[usable]
         if not len(numbers):
             return
         if (numbers == numbers[0]).all():
-            yield int(numbers[0]), found
+            yield int(numbers[0]), tokens
             return
         order = np.argsort(numbers, kind="stable")
-        found, numbers = found.only(order), numbers[order]
+        tokens, numbers = tokens.only(order), numbers[order]
         bounds = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist(), len(numbers)]
         for first, end in pairwise(bounds):
-            yield int(numbers[first]), found.only(np.arange(first, end))
+            yield int(numbers[first]), tokens.only(np.arange(first, end))
 
     def groups(self) -> list[tuple[int, int, int]]:
         """Return the position, the end and the index of messages that continue with a group."""
@@ -263,8 +263,8 @@ def _scan_each(
 
 def _tokens(rows: Mapping[int, Sequence[_Row]]) -> Iterator[tuple[int, Tokens]]:
     """Convert the occurrences of each field to arrays."""
-    for number, found in rows.items():
-        columns = list(zip(*found, strict=True))
+    for number, occurrences in rows.items():
+        columns = list(zip(*occurrences, strict=True))
         numbers, places = np.array(columns[2], np.uint64), [np.array(columns[index]) for index in (0, 1, 3, 4)]
         yield number, Tokens(places[0], places[1], numbers, places[2], places[3])
 

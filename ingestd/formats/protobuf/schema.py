@@ -106,10 +106,10 @@ def _utf8_required() -> Iterator[None]:
 def read_set(text: str, name: str) -> ProtoType:
     """Return the type of a name from the Base64 text of a FileDescriptorSet. Raises InvalidSchema."""
     try:
-        found = FileDescriptorSet.FromString(_decoded(text))
+        descriptors = FileDescriptorSet.FromString(_decoded(text))
     except DecodeError:
         raise InvalidSchema("it is not a set of descriptors") from None
-    return _found(_pool(found.file), name)
+    return _found(_pool(descriptors.file), name)
 
 
 class SchemaFile:
@@ -151,24 +151,24 @@ class SchemaFile:
     def outermost(self) -> ProtoType:
         """Return the only type with fields that is not contained in others of the file. Raises InvalidSchema."""
         types = [self.find((index,)) for index in range(len(self._main.message_type))]
-        found = [kind for kind in types if kind.fields]
-        inner = {name for kind in found for name in _parts(kind) - {kind.name}}
-        outer = [kind for kind in found if kind.name not in inner]
+        with_fields = [kind for kind in types if kind.fields]
+        inner = {name for kind in with_fields for name in _parts(kind) - {kind.name}}
+        outer = [kind for kind in with_fields if kind.name not in inner]
         if len(outer) != 1:
-            names = ", ".join(kind.name for kind in outer or found) or "none has a field"
+            names = ", ".join(kind.name for kind in outer or with_fields) or "none has a field"
             raise InvalidSchema(f"it does not say which of its messages records are: {names}")
         return outer[0]
 
 
 def _parts(kind: ProtoType) -> set[str]:
     """Return the names of all messages that a message can contain."""
-    found: set[str] = set()
+    names: set[str] = set()
     waiting = [kind]
     while waiting:
         messages = [field.message for field in waiting.pop().fields if field.message]
-        waiting += [message for message in messages if message.name not in found]
-        found |= {message.name for message in messages}
-    return found
+        waiting += [message for message in messages if message.name not in names]
+        names |= {message.name for message in messages}
+    return names
 
 
 def is_descriptor(text: str) -> bool:
@@ -234,33 +234,33 @@ def _found(pool: DescriptorPool, name: str) -> ProtoType:
         raise InvalidSchema("its types nest too deeply") from None
 
 
-def _type(found: Descriptor, known: dict[str, ProtoType]) -> ProtoType:
+def _type(descriptor: Descriptor, known: dict[str, ProtoType]) -> ProtoType:
     """Return the type of a message. `known` contains the types of messages that contain each other."""
-    if found.full_name not in known:
-        kind = known[found.full_name] = ProtoType(found.full_name, found.GetOptions().map_entry)
-        kind.fields = tuple(_field(field, known) for field in found.fields)
-    return known[found.full_name]
+    if descriptor.full_name not in known:
+        kind = known[descriptor.full_name] = ProtoType(descriptor.full_name, descriptor.GetOptions().map_entry)
+        kind.fields = tuple(_field(field, known) for field in descriptor.fields)
+    return known[descriptor.full_name]
 
 
-def _field(found: FieldDescriptor, known: dict[str, ProtoType]) -> ProtoField:
-    kind = _KINDS[found.type]
-    default = None if found.is_repeated or found.message_type else found.default_value
-    oneof = found.containing_oneof
+def _field(descriptor: FieldDescriptor, known: dict[str, ProtoType]) -> ProtoField:
+    kind = _KINDS[descriptor.type]
+    default = None if descriptor.is_repeated or descriptor.message_type else descriptor.default_value
+    oneof = descriptor.containing_oneof
     return ProtoField(
-        found.name,
-        found.number,
+        descriptor.name,
+        descriptor.number,
         kind,
-        is_repeated=found.is_repeated,
-        nullable=found.has_presence and not (default is not None and found.has_default_value),
+        is_repeated=descriptor.is_repeated,
+        nullable=descriptor.has_presence and not (default is not None and descriptor.has_default_value),
         default=default.encode() if isinstance(default, str) else default,
         oneof=oneof.name if oneof and len(oneof.fields) > 1 else "",
-        message=_type(found.message_type, known) if found.message_type else None,
-        enum=_enum(found.enum_type) if found.enum_type else None,
+        message=_type(descriptor.message_type, known) if descriptor.message_type else None,
+        enum=_enum(descriptor.enum_type) if descriptor.enum_type else None,
     )
 
 
-def _enum(found: EnumDescriptor) -> ProtoEnum:
+def _enum(descriptor: EnumDescriptor) -> ProtoEnum:
     names: dict[int, str] = {}
-    for value in found.values:
+    for value in descriptor.values:
         names.setdefault(value.number, value.name)  # the first of several names of a number
-    return ProtoEnum(found.full_name, names, found.is_closed)
+    return ProtoEnum(descriptor.full_name, names, descriptor.is_closed)

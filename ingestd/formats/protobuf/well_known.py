@@ -65,10 +65,10 @@ def read_text(messages: Messages, name: str, hive: HiveType) -> pa.Array:
 
 
 def _json(message: Message) -> str:
-    found = json_format.MessageToDict(message)
-    if isinstance(found, str) and not isinstance(message, struct_pb2.Value):
-        return found
-    return json.dumps(found, ensure_ascii=False, separators=(",", ":"))
+    value = json_format.MessageToDict(message)
+    if isinstance(value, str) and not isinstance(message, struct_pb2.Value):
+        return value
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _as_int32(numbers: Ints) -> Ints:
