@@ -79,5 +79,5 @@ def _flatten(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> Muta
     for key, value in line.items():
         text = json.dumps(value, ensure_ascii=False) if isinstance(value, (list, dict)) else value
         # LogfmtRenderer escapes line feeds, but no other control character.
-        flat[key] = _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text) if isinstance(text, str) else text
+        flat[key] = _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text) if isinstance(text, str) else text
     return flat

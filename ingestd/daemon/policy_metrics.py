@@ -28,8 +28,8 @@ def policy_lines(policies: PolicyMetrics) -> Iterator[str]:
     for name, text, value in _GAUGES:
         yield head(name, "gauge", text)
         for policy_status in policies.statuses:
-            if (found := value(policy_status)) is not None:
-                yield f'{name}{{policy="{escaped(policy_status.policy.name)}"}} {found}\n'
+            if (number := value(policy_status)) is not None:
+                yield f'{name}{{policy="{escaped(policy_status.policy.name)}"}} {number}\n'
     yield head("ingestd_policy_state", "gauge", "1 for the state that the policy is in, otherwise 0")
     for policy_status in policies.statuses:
         for state in State:
@@ -65,12 +65,12 @@ _GAUGES: Sequence[tuple[str, str, Callable[[PolicyStatus], float | None]]] = (
     (
         "ingestd_policy_lag_events",
         "Events of the source that the target does not have; for a load, those that are dumped and not loaded",
-        lambda found: found.lag.events if found.lag else None,
+        lambda status: status.lag.events if status.lag else None,
     ),
     (
         "ingestd_policy_lag_seconds",
         "Age of the oldest of these events; for a load, time since the source had the state of the target",
-        lambda found: round(found.lag.seconds, 1) if found.lag else None,
+        lambda status: round(status.lag.seconds, 1) if status.lag else None,
     ),
     (
         "ingestd_policy_since_success_seconds",
@@ -80,7 +80,7 @@ _GAUGES: Sequence[tuple[str, str, Callable[[PolicyStatus], float | None]]] = (
     (
         "ingestd_policy_missing_directories",
         "Directories of external tables that the source lacked in the last successful load",
-        lambda found: found.complete.counts.get("MISSING", (0, 0))[0] if found.complete else None,
+        lambda status: status.complete.counts.get("MISSING", (0, 0))[0] if status.complete else None,
     ),
 )
 _COUNTERS = {

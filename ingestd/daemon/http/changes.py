@@ -133,10 +133,10 @@ class Changes:
 
 def _object(pairs: list[tuple[str, Any]]) -> Json:
     """Return a JSON object. Raises Refused if a name occurs twice, because one of its values would be ignored."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         raise Refused(400, "a name occurs twice in one object", where="body")
-    return found
+    return fields
 
 
 def unknown_mapping(name: str) -> Refused:

@@ -149,12 +149,12 @@ def commit_status(commit: CommitRecord) -> Json:
 
 def _hive_partitions(written: Iterable[CommitRecord]) -> list[Json]:
     """Return the partitions that the remembered commits name, those written last first."""
-    found: dict[str, Json] = {}
+    partitions: dict[str, Json] = {}
     for commit in written:
         for name in commit.partitions:
-            count = found.pop(name, {"commits": 0})["commits"] + 1
-            found[name] = {"name": name, "last_commit_unix": _moment(commit.at), "commits": count}
-    return list(reversed(found.values()))
+            count = partitions.pop(name, {"commits": 0})["commits"] + 1
+            partitions[name] = {"name": name, "last_commit_unix": _moment(commit.at), "commits": count}
+    return list(reversed(partitions.values()))
 
 
 def _problem(problem: Problem) -> Json:

@@ -129,7 +129,7 @@ export async function load(path, milliseconds = 10000) {
 export async function send(path, body, token, milliseconds) {
   const headers = { "content-type": "application/json", ...(token ? { authorization: `Bearer ${token}` } : {}) };
   const answer = await fetch(path, { method: "POST", headers, body: JSON.stringify(body), signal: AbortSignal.timeout(milliseconds) });
-  const found = await answer.json();
-  if (!answer.ok) throw Object.assign(new Error(found.error), { status: answer.status, where: found.where, hint: found.hint });
-  return found;
+  const reply = await answer.json();
+  if (!answer.ok) throw Object.assign(new Error(reply.error), { status: answer.status, where: reply.where, hint: reply.hint });
+  return reply;
 }

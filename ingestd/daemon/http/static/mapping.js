@@ -167,10 +167,10 @@ export class MappingPage {
     try {
       if (!this.live.mappings.has(this.name)) throw new Error("no mapping has this name");
       const { span } = choices;
-      const found = await load(`${this.path}/history?span=${span}`);
+      const recorded = await load(`${this.path}/history?span=${span}`);
       if (this.isClosed || span !== choices.span) return;
-      const series = [found.records_per_second, found.lag_offsets, found.lag_seconds, found.latency_seconds];
-      this.charts.forEach((chart, index) => chart.show(series[index], found.last_unix, found.step_seconds));
+      const series = [recorded.records_per_second, recorded.lag_offsets, recorded.lag_seconds, recorded.latency_seconds];
+      this.charts.forEach((chart, index) => chart.show(series[index], recorded.last_unix, recorded.step_seconds));
     } catch {
       // The page already shows an outage or a missing mapping, and the next attempt follows.
     }

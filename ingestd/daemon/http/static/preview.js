@@ -41,22 +41,22 @@ export class PreviewSection {
     }
   }
 
-  #show(found) {
-    const columns = found.rows.length ? Object.keys(found.rows[0].values) : [];
-    const isPartitioned = found.rows.some((row) => row.table_partition !== null);
-    const isBucketed = found.rows.some((row) => row.bucket !== null);
+  #show(preview) {
+    const columns = preview.rows.length ? Object.keys(preview.rows[0].values) : [];
+    const isPartitioned = preview.rows.some((row) => row.table_partition !== null);
+    const isBucketed = preview.rows.some((row) => row.bucket !== null);
     const places = [...(isPartitioned ? ["Partition"] : []), ...(isBucketed ? ["Bucket"] : [])];
     const place = (row) => [...(isPartitioned ? [row.table_partition] : []), ...(isBucketed ? [count(row.bucket)] : [])];
-    const rows = found.rows.map((row) => [origin(row), ...place(row), ...columns.map((name) => row.values[name] ?? "NULL")]);
-    const rejects = found.rejects.map((reject) => [origin(reject), reject.column, reject.reason]);
-    const estimate = found.estimate;
+    const rows = preview.rows.map((row) => [origin(row), ...place(row), ...columns.map((name) => row.values[name] ?? "NULL")]);
+    const rejects = preview.rejects.map((reject) => [origin(reject), reject.column, reject.reason]);
+    const estimate = preview.estimate;
     this.result.replaceChildren(
-      ...(found.statements.length ? [h("p", {}, "The mapping will first run, through the metastore:"), ...found.statements.map((text) => h("pre", {}, `${text};`))] : []),
+      ...(preview.statements.length ? [h("p", {}, "The mapping will first run, through the metastore:"), ...preview.statements.map((text) => h("pre", {}, `${text};`))] : []),
       ...(rows.length ? [table("Rows", ["Record", ...places, ...columns], rows)] : []),
       ...(rejects.length ? [table("Rejects", ["Record", "Column", "Reason"], rejects)] : []),
-      ...(found.unfilled.length ? [h("p", {}, `NULL in all rows, because no record has a field for them: ${found.unfilled.join(", ")}`)] : []),
-      ...(found.unstored.length ? [h("p", {}, `Fields that are not stored, because they have no column: ${found.unstored.join(", ")}`)] : []),
-      h("p", {}, `${plural(found.records, "record")}: ${plural(found.rows.length, "row")}, ${plural(found.rejects.length, "reject")}${found.skipped ? `, ${plural(found.skipped, "skipped tombstone")}` : ""}`),
+      ...(preview.unfilled.length ? [h("p", {}, `NULL in all rows, because no record has a field for them: ${preview.unfilled.join(", ")}`)] : []),
+      ...(preview.unstored.length ? [h("p", {}, `Fields that are not stored, because they have no column: ${preview.unstored.join(", ")}`)] : []),
+      h("p", {}, `${plural(preview.records, "record")}: ${plural(preview.rows.length, "row")}, ${plural(preview.rejects.length, "reject")}${preview.skipped ? `, ${plural(preview.skipped, "skipped tombstone")}` : ""}`),
       ...(estimate ? [h("p", { class: "note" }, `Estimate: a transaction of ${plural(estimate.records, "record")} writes ${size(estimate.bytes)} of ORC${isPartitioned ? ` to ${plural(estimate.partitions, "partition")}` : ""}`)] : []),
     );
   }
