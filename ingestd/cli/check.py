@@ -100,8 +100,8 @@ def _executors(document: Document) -> Iterator[Finding]:
     if not document.spark.has_executors:
         return
     try:
-        found = examine_executors(document.spark, document.kafka_clusters, document.registries, _EXECUTOR_SECONDS)
-        yield Finding("spark executors", found, None)
+        text = examine_executors(document.spark, document.kafka_clusters, document.registries, _EXECUTOR_SECONDS)
+        yield Finding("spark executors", text, None)
     except IngestdError as error:
         yield Finding("spark executors", "", error)
 

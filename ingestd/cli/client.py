@@ -173,11 +173,11 @@ class Daemon:
             return connections.secure(host, port=parsed.port, timeout=seconds, context=self._tls)
         return connections.plain(host, port=parsed.port, timeout=seconds)
 
-    def _refused(self, code: int, found: dict[str, Any] | None) -> IngestdError:
+    def _refused(self, code: int, answer: dict[str, Any] | None) -> IngestdError:
         """Return the error that the daemon describes in an answer."""
-        if not found or "error" not in found:
+        if not answer or "error" not in answer:
             return self._no_daemon()
-        what, where, hint = (str(found.get(key) or "") for key in ("error", "where", "hint"))
+        what, where, hint = (str(answer.get(key) or "") for key in ("error", "where", "hint"))
         place = ", ".join(part for part in (self._where, where) if part)
         if code in (401, 403):
             return LoginFailed(what, where=place, hint=f"use --token-file; {hint}")
@@ -263,4 +263,4 @@ def _printable(value: Any) -> Any:
         return {_printable(key): _printable(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_printable(item) for item in value]
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", value) if isinstance(value, str) else value
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", value) if isinstance(value, str) else value

@@ -59,15 +59,15 @@ def status(
     metastore = warehouse.metastore
     try:
         queue, faults = Queue(read_compactions(metastore)), metastore_faults(metastore)
-        found = [_examined(warehouse, options, queue) for options in chosen]
+        examined = [_examined(warehouse, options, queue) for options in chosen]
     finally:
         metastore.close()
-    code = next((error.exit_code for _, error, _ in found if error), 0)
+    code = next((error.exit_code for _, error, _ in examined if error), 0)
     if output == "json":
-        entries = [_entry(o, states, error) for o, (states, error, _) in zip(chosen, found, strict=True)]
+        entries = [_entry(o, states, error) for o, (states, error, _) in zip(chosen, examined, strict=True)]
         print_json({"exit_code": code, "metastore_problems": faults, "mappings": entries})
     else:
-        _print(chosen, found, faults, sys.maxsize if everything else _SHOWN)
+        _print(chosen, examined, faults, sys.maxsize if everything else _SHOWN)
     sys.exit(code)
 
 
@@ -149,14 +149,14 @@ def _examined(warehouse: Warehouse, options: MappingOptions, queue: Queue) -> _F
     return states, None, table_faults(target.parameters, [state.name for state in states])
 
 
-def _print(chosen: list[MappingOptions], found: list[_Found], faults: list[str], most: int) -> None:
+def _print(chosen: list[MappingOptions], examined: list[_Found], faults: list[str], most: int) -> None:
     shown = [
         (options.name, *_row(state))
-        for options, (states, _, _) in zip(chosen, found, strict=True)
+        for options, (states, _, _) in zip(chosen, examined, strict=True)
         for state in states[:most]
     ]
     console().print(table(_COLUMNS, shown))
-    for options, (states, error, problems) in zip(chosen, found, strict=True):
+    for options, (states, error, problems) in zip(chosen, examined, strict=True):
         for text in ([str(error)] if error else []) + problems:
             click.echo(f"{options.name}: {text}", err=True)
         if len(states) > most:
@@ -179,8 +179,8 @@ def _row(state: PartitionState) -> list[object]:
     ]
 
 
-def _time(found: Compaction) -> str:
-    return datetime.fromtimestamp(found.ended or found.enqueued).astimezone().isoformat(" ", "seconds")
+def _time(entry: Compaction) -> str:
+    return datetime.fromtimestamp(entry.ended or entry.enqueued).astimezone().isoformat(" ", "seconds")
 
 
 def _entry(options: MappingOptions, states: list[PartitionState], error: IngestdError | None) -> dict[str, Any]:
@@ -204,17 +204,17 @@ def _entry(options: MappingOptions, states: list[PartitionState], error: Ingestd
     }
 
 
-def _compaction(found: Compaction | None) -> dict[str, Any] | None:
-    if found is None:
+def _compaction(entry: Compaction | None) -> dict[str, Any] | None:
+    if entry is None:
         return None
     return {
-        "id": found.id,
-        "kind": found.kind,
-        "state": found.state,
-        "error": found.error,
-        "initiator": found.initiator,
-        "requested_unix": found.enqueued or None,
-        "ended_unix": found.ended or None,
+        "id": entry.id,
+        "kind": entry.kind,
+        "state": entry.state,
+        "error": entry.error,
+        "initiator": entry.initiator,
+        "requested_unix": entry.enqueued or None,
+        "ended_unix": entry.ended or None,
     }
 
 

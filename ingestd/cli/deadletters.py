@@ -151,14 +151,14 @@ def show(
     """Show the dead letter ID of MAPPING: origin, reason, key and headers of the record."""
     log.configure("auto", "error")
     letters = Source(files, directory).letters(mapping)
-    found = next((letter for letter in letters if letter.id == identity), None)
-    if found is None:
+    chosen = next((letter for letter in letters if letter.id == identity), None)
+    if chosen is None:
         hint = f"`ingestd deadletters list {mapping}` shows an id of each reason"
         raise NoSuchLetter("there is no such dead letter", where=f"mapping {mapping}, id {identity}", hint=hint)
     if output == "json":
-        print_json(_document(found, with_value=with_value))
+        print_json(_document(chosen, with_value=with_value))
     else:
-        _show(found, console(), with_value=with_value)
+        _show(chosen, console(), with_value=with_value)
 
 
 def _show_groups(groups: Sequence[LetterGroup], to: Console) -> None:

@@ -45,8 +45,8 @@ def doctor(files: tuple[Path, ...], directory: Path | None, output: Output, time
     no fault, and otherwise that of the first fault. Warnings do not change it.
     """
     log.configure("auto", "error")
-    found = _findings(files, directory, timeout)
-    findings = list(found) if output == "json" else _print(found)
+    arriving = _findings(files, directory, timeout)
+    findings = list(arriving) if output == "json" else _print(arriving)
     if output == "json":
         print_json(as_document(findings))
     sys.exit(exit_code(findings))
@@ -63,11 +63,11 @@ def _findings(files: tuple[Path, ...], directory: Path | None, timeout: int) -> 
     yield from examine(document, limit_seconds=timeout)
 
 
-def _print(found: Iterator[Finding]) -> list[Finding]:
+def _print(arriving: Iterator[Finding]) -> list[Finding]:
     """Print findings as they become known, below a heading for each subject, and return all of them."""
     to = console()
     findings: list[Finding] = []
-    for line, group in groupby(found, _line):
+    for line, group in groupby(arriving, _line):
         if not findings or findings[-1].subject != line.subject:
             to.print(f"[bold]{escape(line.subject)}[/]")
         same = list(group)

@@ -146,8 +146,8 @@ def _choice(what: str, names: Sequence[str], order: Callable[[Sequence[str]], Se
     shown = list(order(names))[:_SHOWN]
     more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
     if not sys.stdin.isatty():
-        found = f"there are {', '.join(shown)}{more}" if shown else "there is none"
-        raise click.UsageError(f"--{what} is required without a terminal: {found}")
+        choices = f"there are {', '.join(shown)}{more}" if shown else "there is none"
+        raise click.UsageError(f"--{what} is required without a terminal: {choices}")
     click.echo(f"{what.capitalize()}s: {', '.join(shown)}{more}", err=True)
     answer: str = click.prompt(what.capitalize(), default=shown[0] if shown else None, err=True)
     return answer
@@ -175,8 +175,8 @@ def _compared(plain: Draft, document: Document, metastore: Metastore) -> Draft:
     draft = replace(plain, format=proposal.format or {}, notes=notes)
     if proposal.format is None or not shape.columns or (unreadable and not sample):
         return draft
-    found = match(sample, shape, _loaded(draft).mappings[0].format, registry)
-    return replace(draft, match=found, statement="" if table else NewTable(plain.table, shape.columns).statement)
+    matched = match(sample, shape, _loaded(draft).mappings[0].format, registry)
+    return replace(draft, match=matched, statement="" if table else NewTable(plain.table, shape.columns).statement)
 
 
 def _write(file: Path, text: str, *, force: bool) -> None:

@@ -28,12 +28,12 @@ def mappings() -> None:
 @with_output
 def list_mappings(files: tuple[Path, ...], directory: Path | None, output: Output, **endpoint: Any) -> None:
     """List the mappings with their topics, tables, states and owners."""
-    found = read_status(Source(files, directory, **endpoint))["mappings"]
+    entries = read_status(Source(files, directory, **endpoint))["mappings"]
     if output == "json":
         keys = ("name", "topics", "table", "state", "owner")
-        print_json([{key: mapping[key] for key in keys} for mapping in found])
+        print_json([{key: mapping[key] for key in keys} for mapping in entries])
         return
-    rows = ((m["name"], ", ".join(m["topics"]), m["table"], m["state"], m["owner"].rpartition("/")[2]) for m in found)
+    rows = ((m["name"], ", ".join(m["topics"]), m["table"], m["state"], m["owner"].rpartition("/")[2]) for m in entries)
     console().print(table(_COLUMNS, rows))
 
 

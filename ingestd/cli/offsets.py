@@ -49,13 +49,13 @@ def show(mapping: str, files: tuple[Path, ...], directory: Path | None, output: 
     The position is read from Hive, which is the source of truth. The consumer group in Kafka is only a copy.
     """
     source = Source(files, directory)
-    found = source.read_one(mapping)
+    stored = source.read_one(mapping)
     if output == "json":
-        print_json(_document(found))
+        print_json(_document(stored))
         return
-    rows = ((p.partition.topic, p.partition.partition, p.earliest, p.committed, p.end, p.lag) for p in found.offsets)
+    rows = ((p.partition.topic, p.partition.partition, p.earliest, p.committed, p.end, p.lag) for p in stored.offsets)
     console().print(table(_COLUMNS, rows))
-    state = found.state
+    state = stored.state
     if state and state.changed_by:
         click.echo(f"last change: {state.change}, by {state.changed_by} at {state.changed_at}")
 
@@ -201,10 +201,10 @@ def _new_position(timestamp: str | None, offset: int | None, earliest: bool, lat
 
 
 def _milliseconds(text: str) -> int:
-    found = parse_time(text)
-    if found is None:
+    moment = parse_time(text)
+    if moment is None:
         raise click.UsageError(f"{text!r} is not a time such as 2026-11-01T00:00:00Z")
-    return milliseconds(found)
+    return milliseconds(moment)
 
 
 def _partition(text: str) -> TopicPartition:
@@ -215,36 +215,36 @@ def _partition(text: str) -> TopicPartition:
 
 
 def _of_words(words: Sequence[str]) -> Offsets:
-    found = {}
+    positions = {}
     for word in words:
         name, _, offset = word.partition("=")
         if not offset.isdecimal():
             raise click.UsageError(f"{word!r} is not TOPIC:PARTITION=OFFSET")
-        found[_partition(name)] = int(offset)
-    if len(found) < len(words):
+        positions[_partition(name)] = int(offset)
+    if len(positions) < len(words):
         raise click.UsageError("a partition is named twice")
-    return found
+    return positions
 
 
 def _of_file(file: Path) -> Offsets:
     try:
         items = json.loads(file.read_text(encoding="utf-8"))["offsets"]
-        found = {TopicPartition(item["topic"], item["partition"]): item["committed"] for item in items}
+        positions = {TopicPartition(item["topic"], item["partition"]): item["committed"] for item in items}
     except (OSError, ValueError, KeyError, TypeError):
-        found = {}
-    found = {partition: offset for partition, offset in found.items() if offset is not None}
-    numbers = [number for partition, offset in found.items() for number in (partition.partition, offset)]
-    if not found or not all(type(number) is int and number >= 0 for number in numbers):
+        positions = {}
+    positions = {partition: offset for partition, offset in positions.items() if offset is not None}
+    numbers = [number for partition, offset in positions.items() for number in (partition.partition, offset)]
+    if not positions or not all(type(number) is int and number >= 0 for number in numbers):
         raise ConfigError("contains no offsets", where=str(file), hint=f"write {_FILE_FORM}")
-    return found
+    return positions
 
 
 def _nested(offsets: Offsets) -> dict[str, dict[str, int]]:
     """Return offsets by topic and partition, as the daemon expects them."""
-    found: dict[str, dict[str, int]] = {}
+    by_topic: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in offsets.items():
-        found.setdefault(topic, {})[str(partition)] = offset
-    return found
+        by_topic.setdefault(topic, {})[str(partition)] = offset
+    return by_topic
 
 
 def _move(move: PartitionMove) -> dict[str, object]:
@@ -258,11 +258,11 @@ def _move(move: PartitionMove) -> dict[str, object]:
     }
 
 
-def _document(found: StoredMapping) -> dict[str, object]:
-    state = found.state
+def _document(stored: StoredMapping) -> dict[str, object]:
+    state = stored.state
     return {
-        "mapping": found.options.name,
-        "table": str(found.options.table),
+        "mapping": stored.options.name,
+        "table": str(stored.options.table),
         "paused": bool(state and state.paused),
         "last_commit": state and {"txn": state.txn, "write_id": state.write_id, "owner": state.owner, "at": state.at},
         "last_change": {"change": state.change, "by": state.changed_by, "at": state.changed_at}
@@ -277,6 +277,6 @@ def _document(found: StoredMapping) -> dict[str, object]:
                 "end": offset.end,
                 "lag": offset.lag,
             }
-            for offset in found.offsets
+            for offset in stored.offsets
         ],
     }

@@ -124,11 +124,11 @@ def alter(  # noqa: PLR0913, PLR0917 - one parameter for each option
 def list_policies(files: tuple[Path, ...], directory: Path | None, output: Output) -> None:
     """List the policies of the metastore, with their states and how far the targets are behind."""
     with opened(files, directory) as access:
-        found = [policy_entry(status) for status in read_statuses(access.cluster, access.policies, access.schedules)]
+        entries = [policy_entry(status) for status in read_statuses(access.cluster, access.policies, access.schedules)]
     if output == "json":
-        print_json(found)
+        print_json(entries)
     else:
-        console().print(table(POLICY_COLUMNS, map(policy_row, found)))
+        console().print(table(POLICY_COLUMNS, map(policy_row, entries)))
 
 
 def _with_name(command: Any) -> Any:
@@ -292,10 +292,10 @@ def _name_to_change(text: str, change: PolicyChange, word: str) -> str:
     """Return the name in `text`, which may be a statement that makes only this change; `word` is its last one."""
     if " " not in text:
         return text
-    found = _statement(text, AlterPolicy, "ALTER SCHEDULED QUERY", ())
-    if found.change != change:
+    statement = _statement(text, AlterPolicy, "ALTER SCHEDULED QUERY", ())
+    if statement.change != change:
         raise click.UsageError(f"write a statement ALTER SCHEDULED QUERY … {word} for this command")
-    return found.name
+    return statement.name
 
 
 def _statement(text: str, kind: type[S] | tuple[type[S], ...], expected: str, options: tuple[object, ...]) -> S:
@@ -321,14 +321,14 @@ def _print_one(status: PolicyStatus, output: Output) -> None:
     if output == "json":
         print_json(policy_entry(status))
         return
-    found, last, lag = status.policy, status.last, status.lag
+    described, last, lag = status.policy, status.last, status.lag
     lines = {
-        "policy": found.name,
-        "statement": found.statement,
-        "schedule": found.schedule,
-        "user": "" if found.user == ANY_USER else found.user,
+        "policy": described.name,
+        "statement": described.statement,
+        "schedule": described.schedule,
+        "user": "" if described.user == ANY_USER else described.user,
         "state": status.state.value,
-        "next execution": moment(found.next_execution) if found.is_enabled else None,
+        "next execution": moment(described.next_execution) if described.is_enabled else None,
         "last execution": last and f"{last.execution}, {outcome(last)}, {moment(last.began)}",
         "it did": last and counted(last),
         "lag": lag and f"{lag.events:,} events, {lag.seconds:.0f} s",

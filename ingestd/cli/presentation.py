@@ -47,8 +47,8 @@ def number(title: str) -> Column:
 
 def console() -> Console:
     """Return the console for standard output."""
-    found = Console(highlight=False, soft_wrap=True)
-    return found if found.is_terminal else Console(highlight=False, soft_wrap=True, width=_UNLIMITED_WIDTH)
+    terminal = Console(highlight=False, soft_wrap=True)
+    return terminal if terminal.is_terminal else Console(highlight=False, soft_wrap=True, width=_UNLIMITED_WIDTH)
 
 
 def table(columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> Table:

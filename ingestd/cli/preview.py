@@ -50,11 +50,11 @@ def preview(
     """
     start = None if at is None else _start(at)
     log.configure("auto", "error")
-    found = Source(files, directory).preview(mapping, limit, start)
+    result = Source(files, directory).preview(mapping, limit, start)
     if output == "json":
-        print_json(found.document(mapping))
+        print_json(result.document(mapping))
     else:
-        _show(found, console())
+        _show(result, console())
 
 
 def _start(text: str) -> AtTime | AtOffset:
@@ -64,47 +64,47 @@ def _start(text: str) -> AtTime | AtOffset:
         raise click.UsageError(f"--at: {error.what}") from None
 
 
-def _show(found: Preview, to: Console) -> None:
-    target = found.table
+def _show(result: Preview, to: Console) -> None:
+    target = result.table
     places = [
         *([Column("table partition")] if target.partition_columns else []),
         *([number("bucket")] if target.bucketing else []),
     ]
     columns = (*_ORIGIN, *places, *(Column(column.name) for column in target.columns))
-    if found.statements:
+    if result.statements:
         to.print("The mapping will first run, through the metastore:", "")
-        for statement in found.statements:
+        for statement in result.statements:
             to.print(f"{statement};", "", sep="\n", markup=False, highlight=False, soft_wrap=True)
-    if found.rows:
-        to.print(table(columns, [_cells(found, row) for row in found.rows]), "")
-    if found.rejects:
+    if result.rows:
+        to.print(table(columns, [_cells(result, row) for row in result.rows]), "")
+    if result.rejects:
         to.print(
-            table(_REJECTS, [(*astuple(reject.origin), reject.column, reject.reason) for reject in found.rejects]), ""
+            table(_REJECTS, [(*astuple(reject.origin), reject.column, reject.reason) for reject in result.rejects]), ""
         )
-    if found.unfilled:
-        names = ", ".join(found.unfilled)
+    if result.unfilled:
+        names = ", ".join(result.unfilled)
         to.print(f"NULL in all rows, because no record has a field for them: {names}", "", markup=False, soft_wrap=True)
-    if found.unstored:
-        names = ", ".join(found.unstored)
+    if result.unstored:
+        names = ", ".join(result.unstored)
         to.print(f"Fields that are not stored, because they have no column: {names}", "", markup=False, soft_wrap=True)
-    skipped = f", {counted(found.skipped, 'skipped tombstone')}" if found.skipped else ""
-    shown = f"{counted(len(found.rows), 'row')}, {counted(len(found.rejects), 'reject')}{skipped}"
-    to.print(f"{counted(found.records, 'record')}: {shown}")
-    estimate = found.estimate
+    skipped = f", {counted(result.skipped, 'skipped tombstone')}" if result.skipped else ""
+    shown = f"{counted(len(result.rows), 'row')}, {counted(len(result.rejects), 'reject')}{skipped}"
+    to.print(f"{counted(result.records, 'record')}: {shown}")
+    estimate = result.estimate
     if estimate is not None:
-        number_of = len(found.partitions)
+        number_of = len(result.partitions)
         each = f" to {counted(number_of, 'partition')}, {_size(estimate.bytes / number_of)} each"
         to.print(
-            f"Estimate from {counted(len(found.rows), 'row')}: a transaction of {counted(estimate.records, 'record')}"
+            f"Estimate from {counted(len(result.rows), 'row')}: a transaction of {counted(estimate.records, 'record')}"
             f" writes {_size(estimate.bytes)} of ORC{each if target.partition_columns else ''}, divided among the Spark"
             " tasks"
         )
 
 
-def _cells(found: Preview, row: PreviewRow) -> tuple[object, ...]:
+def _cells(result: Preview, row: PreviewRow) -> tuple[object, ...]:
     places = [
-        *([row.partition] if found.table.partition_columns else []),
-        *([row.bucket] if found.table.bucketing else []),
+        *([row.partition] if result.table.partition_columns else []),
+        *([row.bucket] if result.table.bucketing else []),
     ]
     return (*astuple(row.origin), *places, *map(_cell, row.values))
 

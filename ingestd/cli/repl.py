@@ -101,10 +101,10 @@ def status(text: str, files: tuple[Path, ...], directory: Path | None, output: O
             raise click.UsageError("write a statement REPL STATUS, or the name of a database")
         name = parsed.database
     with opened(files, directory) as access:
-        found = find_database(access.cluster.metastore, name)
-    if found is None:
+        database = find_database(access.cluster.metastore, name)
+    if database is None:
         raise ConfigError("the database does not exist", where=f"database {name}")
-    marks = found.parameters
+    marks = database.parameters
     last = last_event(marks)
     is_consistent = last is not None and marks.get(PENDING) != "true" and marks.get(INCOMPATIBLE) != "true"
     if output == "json":

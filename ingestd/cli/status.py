@@ -69,9 +69,9 @@ def read_status(source: Source) -> dict[str, Any]:
     answer = source.try_daemon(Daemon.status)
     if answer is not None:
         return {"source": "daemon", "exit_code": 0, **answer}
-    found = source.read_stored()
-    code = next((mapping.problem.exit_code for mapping in found if mapping.problem), 0)
-    mappings, policies = [_entry(mapping) for mapping in found], _policies(source)
+    stored = source.read_stored()
+    code = next((mapping.problem.exit_code for mapping in stored if mapping.problem), 0)
+    mappings, policies = [_entry(mapping) for mapping in stored], _policies(source)
     return {"source": "services", "exit_code": code, "version": 1, "mappings": mappings, "policies": policies}
 
 
@@ -183,22 +183,22 @@ def _duration(seconds: float | None) -> str | None:
     return f"{seconds:.0f} s"
 
 
-def _entry(found: StoredMapping) -> dict[str, Any]:
+def _entry(stored: StoredMapping) -> dict[str, Any]:
     """Return the entry of a mapping that was read without a daemon."""
-    owner, state, problem = found.owner, found.state, found.problem
+    owner, state, problem = stored.owner, stored.state, stored.problem
     return {
-        "name": found.options.name,
-        "table": str(found.options.table),
-        "topics": list(found.options.topics),
-        "state": _state(found),
+        "name": stored.options.name,
+        "table": str(stored.options.table),
+        "topics": list(stored.options.topics),
+        "state": _state(stored),
         "owner": owner.agent if owner else "",
         "owner_host": owner.host if owner else "",
-        "owner_heartbeat_unix": found.heartbeat,
+        "owner_heartbeat_unix": stored.heartbeat,
         "problem": problem
         and {"reason": type(problem).__name__, "error": problem.what, "where": problem.where, "hint": problem.hint},
-        "lag_offsets": found.lag,
+        "lag_offsets": stored.lag,
         "lag_seconds": None,
-        "hidden_offsets": sum(offset.hidden for offset in found.offsets) if found.offsets else None,
+        "hidden_offsets": sum(offset.hidden for offset in stored.offsets) if stored.offsets else None,
         "hidden_seconds": None,
         "rows": state.rows if state else 0,
         "last_commit": state
@@ -218,17 +218,17 @@ def _entry(found: StoredMapping) -> dict[str, Any]:
                 "lag_offsets": offset.lag,
                 "hidden_offsets": offset.hidden,
             }
-            for offset in found.offsets
+            for offset in stored.offsets
         ],
     }
 
 
-def _state(found: StoredMapping) -> str:
+def _state(stored: StoredMapping) -> str:
     """Return `paused`, `owned`, `silent` if the owner sends no heartbeats, `unowned`, or `unknown` after an error."""
-    if found.problem is not None:
+    if stored.problem is not None:
         return "unknown"
-    if found.state and found.state.paused:
+    if stored.state and stored.state.paused:
         return "paused"
-    if found.heartbeat is None:
+    if stored.heartbeat is None:
         return "unowned"
-    return "silent" if now() - found.heartbeat > _SILENT_SECONDS else "owned"
+    return "silent" if now() - stored.heartbeat > _SILENT_SECONDS else "owned"
