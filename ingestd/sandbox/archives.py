@@ -39,8 +39,8 @@ class Classes:
     @property
     def archive(self) -> ClassArchive:
         """The archive of these classes. It has another name if any jar has been replaced."""
-        found = [(jar, os.stat(jar).st_size, os.stat(jar).st_mtime_ns) for jar in self.class_path.split(":")]
-        return class_archive.find(_folder(), self.program, Path(self.java), repr(found).encode())
+        versions = [(jar, os.stat(jar).st_size, os.stat(jar).st_mtime_ns) for jar in self.class_path.split(":")]
+        return class_archive.find(_folder(), self.program, Path(self.java), repr(versions).encode())
 
 
 def learn(recorded: Mapping[Classes, Path]) -> None:

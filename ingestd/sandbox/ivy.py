@@ -29,12 +29,12 @@ def ivy_jar() -> Path:
     """
     package = importlib.util.find_spec("pyspark")
     jars = Path(package.origin).parent / "jars" if package and package.origin else Path()
-    found = sorted(jars.glob("ivy-*.jar"))
-    if not found:
+    candidates = sorted(jars.glob("ivy-*.jar"))
+    if not candidates:
         raise SandboxError(
             "PySpark's jar folder does not contain Ivy", where=str(jars), hint="run: pip install 'ingestd[sandbox]'"
         )
-    return found[-1]
+    return candidates[-1]
 
 
 @dataclass(frozen=True, slots=True)
