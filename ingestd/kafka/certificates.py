@@ -74,18 +74,18 @@ def client_certificate(settings: Mapping[str, object]) -> ClientCertificate | No
     from cryptography.hazmat.primitives.serialization import pkcs12  # noqa: PLC0415
     from cryptography.x509 import load_pem_x509_certificate  # noqa: PLC0415
 
-    found = None
+    certificate = None
     try:
         if file := settings.get("ssl.certificate.location"):
             place = f"{file} (ssl.certificate.location)"
-            found = load_pem_x509_certificate(Path(str(file)).read_bytes())
+            certificate = load_pem_x509_certificate(Path(str(file)).read_bytes())
         elif text := settings.get("ssl.certificate.pem"):
             place = "ssl.certificate.pem"
-            found = load_pem_x509_certificate(str(text).encode())
+            certificate = load_pem_x509_certificate(str(text).encode())
         elif file := settings.get("ssl.keystore.location"):
             place = f"{file} (ssl.keystore.location)"
             password = str(settings.get("ssl.keystore.password") or "").encode()
-            found = pkcs12.load_key_and_certificates(Path(str(file)).read_bytes(), password or None)[1]
+            certificate = pkcs12.load_key_and_certificates(Path(str(file)).read_bytes(), password or None)[1]
     except (OSError, ValueError, UnsupportedAlgorithm):
         return None
-    return ClientCertificate(found.not_valid_after_utc, place) if found else None
+    return ClientCertificate(certificate.not_valid_after_utc, place) if certificate else None

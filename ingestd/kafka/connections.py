@@ -56,8 +56,8 @@ class _Failure:
     @property
     def alert(self) -> int | None:
         """The number of the TLS alert with which the broker rejected the client's certificate, if it did."""
-        found = re.search(r"SSL alert number (\d+)", self.error.str())
-        number = int(found[1]) if found else None
+        match = re.search(r"SSL alert number (\d+)", self.error.str())
+        number = int(match[1]) if match else None
         return number if number in _ALERTS else None
 
     @property
@@ -116,7 +116,7 @@ class ConnectionLog:
         None if there was no such answer.
         """
         failures = (_OVERSIZED.search(failure.error.str()) for failure in self._recorded() if failure.at >= since)
-        return next((int(found[1]) for found in failures if found), None)
+        return next((int(match[1]) for match in failures if match), None)
 
     def retriable_refusal(self) -> BrokerUnavailable | None:
         """Return `refusal` as an error that is retried, for clients that do not know whether the login has worked.
@@ -146,9 +146,9 @@ class ConnectionLog:
         """Translate librdkafka's error without the values of properties."""
         error = translate_error(failure.error, self._where)
         secrets = secret_values({key: value for key, value in self._settings.items() if key not in _ENUMERATED})
-        found = _TEXT.match(error.what)
-        where = f"broker {found['host']}:{found['port']}" if found else error.where
-        what = masked(found["reason"] if found else error.what, secrets)
+        match = _TEXT.match(error.what)
+        where = f"broker {match['host']}:{match['port']}" if match else error.where
+        what = masked(match["reason"] if match else error.what, secrets)
         return type(error)(what, where=where, hint=error.hint)
 
     def _login_error(self, failure: _Failure) -> IngestdError:
@@ -167,8 +167,8 @@ class ConnectionLog:
         return LoginFailed(what, where=error.where, hint=hint)
 
     def _certificate_error(self, failure: _Failure) -> IngestdError:
-        error, found = self._translated(failure), _TEXT.match(failure.error.str())
-        fault = broker_fault(found["host"], int(found["port"]), self._settings) if found else None
+        error, match = self._translated(failure), _TEXT.match(failure.error.str())
+        fault = broker_fault(match["host"], int(match["port"]), self._settings) if match else None
         if fault is None:
             return error
         what = f"the certificate of the broker was rejected: {fault.reason}"

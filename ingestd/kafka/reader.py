@@ -82,10 +82,10 @@ class Batch:
 
     def timestamps(self) -> NDArray[np.int64]:
         """Return the timestamps of all records, or NO_TIMESTAMP, in milliseconds since 1970, if `messages` are kept."""
-        found = np.fromiter(
+        pairs = np.fromiter(
             chain.from_iterable(map(Message.timestamp, self.messages)), np.int64, 2 * len(self.messages)
         ).reshape(-1, 2)
-        return np.where(found[:, 0] == TIMESTAMP_NOT_AVAILABLE, NO_TIMESTAMP, found[:, 1])
+        return np.where(pairs[:, 0] == TIMESTAMP_NOT_AVAILABLE, NO_TIMESTAMP, pairs[:, 1])
 
     def held_bytes(self) -> int:
         """Return the bytes of all values and, if `messages` are kept, an estimate of those of the keys and headers."""
@@ -230,9 +230,9 @@ class _TopicRead:
         if self._log.oversized(self._examined_at) is None:
             return None
         positions = {TopicPartition(self._topic, p): int(self._position[p]) for p in sorted(self._open)}
-        found = find_oversized(self._settings, positions)
+        batch = find_oversized(self._settings, positions)
         self._examined_at = monotonic()
-        return found
+        return batch
 
     def _skip(self, bad: Iterable[UnreadableBatch], on_unreadable: Callable[[UnreadableBatch], None]) -> None:
         """Report what belongs to the ranges, and continue behind it with another client.
@@ -308,8 +308,8 @@ class _TopicRead:
         """Yield the first records of ranges of which no record had arrived yet."""
         if not self._unseen:
             return
-        found, rows = np.unique(partitions, return_index=True)
-        for partition, row in zip(found.tolist(), rows.tolist(), strict=True):
+        distinct, rows = np.unique(partitions, return_index=True)
+        for partition, row in zip(distinct.tolist(), rows.tolist(), strict=True):
             first = self._unseen.pop(partition, None)
             at = timestamp(messages[row])
             if first is not None and at is not None:
@@ -344,10 +344,10 @@ class _TopicRead:
 
     def _translated(self, message: Message, error: KafkaError) -> IngestdError:
         """Translate an error. A rejected login is retried: the client of the driver decides when to give up."""
-        found = translate_error(error, f"{self._topic}[{message.partition()}] offset {message.offset()}", "READ")
-        if isinstance(found, LoginFailed):
-            return BrokerUnavailable(found.what, where=f"topic {self._topic}", hint=found.hint)
-        return found
+        translated = translate_error(error, f"{self._topic}[{message.partition()}] offset {message.offset()}", "READ")
+        if isinstance(translated, LoginFailed):
+            return BrokerUnavailable(translated.what, where=f"topic {self._topic}", hint=translated.hint)
+        return translated
 
     def _close(self, ended: set[int]) -> None:
         """Unassign partitions whose range has been read; keeping them assigned makes reading 2.5 times slower."""

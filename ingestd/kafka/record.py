@@ -40,14 +40,14 @@ class Record:
     @classmethod
     def of(cls, message: Message) -> Record:
         """Return the record in a message of a consumer. Raises RecordError if the client cannot read its headers."""
-        found = headers(message)
-        if found is None:
+        readable = headers(message)
+        if readable is None:
             raise RecordError(
                 "the name of a header is not UTF-8, so the record cannot be copied",
                 where=f"{message.topic()}[{message.partition()}] offset {message.offset()}",
                 hint="fix the producer; on_error: skip, or another position (`ingestd offsets`), skips the record",
             )
-        return cls(message.key(), message.value(), found, timestamp_ms(message))
+        return cls(message.key(), message.value(), readable, timestamp_ms(message))
 
     def message(self, partition: TopicPartition, offset: int) -> Message:
         """Return the message by which a consumer would return the record from this place in Kafka."""
@@ -75,9 +75,9 @@ def headers(message: Message) -> Headers | None:
     The client cannot read a name that is not UTF-8. The protocol of Kafka does not allow such names, but brokers do.
     """
     try:
-        found = _read_headers(message)
+        given = _read_headers(message)
     except SystemError:
         # The client has kept headers without names, which would crash the process when they are used.
         message.set_headers(_UNREADABLE)
         return None
-    return None if found is _UNREADABLE else tuple(found or ())
+    return None if given is _UNREADABLE else tuple(given or ())

@@ -65,7 +65,7 @@ class RecordTimestamps:
         A partition is missing in the result if it was not read within `seconds` or before `stop` was set, if Kafka no
         longer has its offset, or if its record has no timestamp. Raises the errors of `translate_error`.
         """
-        found: list[FirstRecord] = []
+        records: list[FirstRecord] = []
         left = dict(offsets)
         limit = Deadline.after(seconds)
         try:
@@ -74,13 +74,13 @@ class RecordTimestamps:
                 for message in self._consumer.consume(len(left), _POLL_SECONDS):
                     partition = TopicPartition(message.topic(), message.partition())
                     if partition in left:
-                        found += _first_record(message, partition, left.pop(partition))
+                        records += _first_record(message, partition, left.pop(partition))
                         self._consumer.incremental_unassign([_TopicPartition(*partition)])
         except KafkaException as error:
             raise translate_error(error, self._where) from error
         finally:
             self._consumer.unassign()
-        return found
+        return records
 
     def close(self) -> None:
         """Close the consumer."""

@@ -46,12 +46,12 @@ def find_truncated(
     callbacks = {"error_cb": log.report, "throttle_cb": throttling.report}
     silence = Silence(throttling, seconds)
     with closing(create_client(Consumer, reader_settings(settings) | _PROBE | callbacks)) as consumer:
-        found = _first_offsets(consumer, marks, silence, where)
-        if len(found) < len(marks):
+        offsets = _first_offsets(consumer, marks, silence, where)
+        if len(offsets) < len(marks):
             raise log.retriable_refusal() or BrokerUnavailable(
-                f"the leaders of {len(marks) - len(found)} partitions did not answer for {seconds:.0f} s", where=where
+                f"the leaders of {len(marks) - len(offsets)} partitions did not answer for {seconds:.0f} s", where=where
             )
-    return {partition: at for partition, at in found.items() if at < marks[partition].offset}
+    return {partition: at for partition, at in offsets.items() if at < marks[partition].offset}
 
 
 def _first_offsets(
@@ -63,11 +63,11 @@ def _first_offsets(
     the mark, and otherwise where the leader's log leaves the former one.
     """
     starts = [_TopicPartition(*p, mark.offset, leader_epoch=mark.epoch) for p, mark in marks.items()]
-    found: dict[TopicPartition, int] = {}
+    offsets: dict[TopicPartition, int] = {}
     consumer.incremental_assign(starts)
     for start in starts:
         _seek(consumer, start, silence)
-    while len(found) < len(marks):
+    while len(offsets) < len(marks):
         messages = consumer.consume(len(marks), _POLL_SECONDS)
         for message in messages:
             error = message.error()
@@ -75,12 +75,12 @@ def _first_offsets(
                 continue
             if error is not None and error.code() != KafkaError._PARTITION_EOF:
                 raise translate_error(error, where, "READ")
-            found.setdefault(TopicPartition(message.topic(), message.partition()), message.offset())
+            offsets.setdefault(TopicPartition(message.topic(), message.partition()), message.offset())
         if messages:
             silence.end()
         elif silence.is_too_long():
             break
-    return found
+    return offsets
 
 
 def _seek(consumer: Consumer, start: _TopicPartition, silence: Silence) -> None:

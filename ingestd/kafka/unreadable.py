@@ -110,14 +110,14 @@ def examine(settings: Mapping[str, Any], message: Message, error: KafkaError, po
     """
     partition, code = TopicPartition(message.topic(), message.partition()), error.code()
     first = max(message.offset(), position)
-    found = _probe(settings, partition, first)
-    if found is None:
+    batch = _probe(settings, partition, first)
+    if batch is None:
         raise BrokerUnavailable(
             f"records of a fetch {_CAUSES[code]} ({error.str()}), but not those of another one",
             where=f"{partition} offset {first}",
             hint="if this recurs, check the network and the memory of this machine and of the broker",
         )
-    end = (_end_of_large if found.size else _end)(settings, partition, first, found)
+    end = (_end_of_large if batch.size else _end)(settings, partition, first, batch)
     return UnreadableBatch(partition, first, end, end, f"{_CAUSES[code]} ({error.str()})", _HINTS.get(code, _DISK))
 
 
@@ -128,43 +128,43 @@ def find_oversized(settings: Mapping[str, Any], positions: Offsets) -> Unreadabl
     for a few seconds at most. Raises BrokerUnavailable if the end of the batch cannot be determined.
     """
     for partition, offset in positions.items():
-        found = _probe(settings, partition, offset)
-        if found is not None and found.size:
+        batch = _probe(settings, partition, offset)
+        if batch is not None and batch.size:
             limit = f"{int(str(settings.get(_LIMIT, _LIBRDKAFKA_LIMIT))):,}"
-            what = f"are too large for this client: the answer has {found.size:,} bytes, and {_LIMIT} allows {limit}"
-            hint = f"raise {_LIMIT} of `kafka` to at least {found.size:,}"
-            end = _end_of_large(settings, partition, offset, found)
+            what = f"are too large for this client: the answer has {batch.size:,} bytes, and {_LIMIT} allows {limit}"
+            hint = f"raise {_LIMIT} of `kafka` to at least {batch.size:,}"
+            end = _end_of_large(settings, partition, offset, batch)
             return UnreadableBatch(partition, offset, end, end, what, hint)
     return None
 
 
-def _end(settings: Mapping[str, Any], partition: TopicPartition, first: int, found: _Batch) -> int:
-    """Return the offset after the batch `found` at `first`, whose first offset identifies it."""
+def _end(settings: Mapping[str, Any], partition: TopicPartition, first: int, batch: _Batch) -> int:
+    """Return the offset after the `batch` at `first`, whose first offset identifies it."""
     inside, outside = first, first + 1
-    while outside - first < _LONGEST and _probe(settings, partition, outside) == found:
+    while outside - first < _LONGEST and _probe(settings, partition, outside) == batch:
         inside, outside = outside, outside + 2 * (outside - first)
     while outside - inside > 1:
         middle = (inside + outside) // 2
-        if _probe(settings, partition, middle) == found:
+        if _probe(settings, partition, middle) == batch:
             inside = middle
         else:
             outside = middle
     return outside
 
 
-def _end_of_large(settings: Mapping[str, Any], partition: TopicPartition, first: int, found: _Batch) -> int:
-    """Return the offset after the batch `found` at `first`, which is too large.
+def _end_of_large(settings: Mapping[str, Any], partition: TopicPartition, first: int, batch: _Batch) -> int:
+    """Return the offset after the `batch` at `first`, which is too large.
 
     If the answer for the last offset has another size, more than this batch has arrived, and the lookup is repeated.
     """
     for _ in range(_END_ATTEMPTS):
-        end = _next_position(settings, partition, first, found.size)
-        if end is not None and (end == first + 1 or _probe(settings, partition, end - 1) == found):
+        end = _next_position(settings, partition, first, batch.size)
+        if end is not None and (end == first + 1 or _probe(settings, partition, end - 1) == batch):
             return end
     raise BrokerUnavailable(
-        f"a batch of {found.size:,} bytes is too large, and its last offset cannot be determined",
+        f"a batch of {batch.size:,} bytes is too large, and its last offset cannot be determined",
         where=f"{partition} offset {first}",
-        hint=f"raise {_LIMIT} of `kafka` to at least {found.size:,}",
+        hint=f"raise {_LIMIT} of `kafka` to at least {batch.size:,}",
     )
 
 

@@ -136,10 +136,10 @@ class Subscription:
         error: Exception | None = None
         try:
             topics = {name: checked(described.get(name) or before.topics[name]) for name in self.topics}
-            found = {p: checked(ends[p]) for topic in topics.values() for p in topic.partitions}
+            checked_ends = {p: checked(ends[p]) for topic in topics.values() for p in topic.partitions}
             described_at = asked if described.keys() >= set(self.topics) else before.topics_at
-            offsets = {p: end.offset for p, end in found.items()}
-            epochs = {p: end.epoch for p, end in found.items() if end.epoch is not None}
+            offsets = {p: end.offset for p, end in checked_ends.items()}
+            epochs = {p: end.epoch for p, end in checked_ends.items() if end.epoch is not None}
             self._view = View(topics, offsets, epochs, asked, described_at)
         except IngestdError as raised:
             error = raised
