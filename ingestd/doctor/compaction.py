@@ -55,11 +55,11 @@ def _worker(service: Service) -> Iterator[Verdict]:
     in_hiveserver2 = "hs2" in map(str.lower, service.setting("hive.metastore.runworker.in"))
     threads = max((int(n) for n in service.setting("metastore.compactor.worker.threads") if n.isdigit()), default=0)
     now = health.read_clock(service.metastore).database_time
-    found = read_compactions(service.metastore)
-    queued = [compaction for compaction in found if compaction.state == "initiated"]
+    compactions = read_compactions(service.metastore)
+    queued = [compaction for compaction in compactions if compaction.state == "initiated"]
     oldest = min(queued, key=lambda compaction: compaction.enqueued, default=None)
     if in_hiveserver2:
-        text = "workers must run in HiveServer2 (hive.metastore.runworker.in=hs2); " + _last_begun(found, now)
+        text = "workers must run in HiveServer2 (hive.metastore.runworker.in=hs2); " + _last_begun(compactions, now)
         fix = "set hive.compactor.worker.threads to 1 or more in hive-site.xml of HiveServer2, and check that it runs"
     else:
         text = f"metastore.compactor.worker.threads is {threads} in the metastore"
@@ -71,19 +71,19 @@ def _worker(service: Service) -> Iterator[Verdict]:
         yield warning(f"{_number(queued)} queued, {_target(oldest)} for {hours}; {text}", fix)
     else:
         yield ok(f"{text}; {_number(queued)} queued")
-    yield from _slow_workers(service, found, now)
+    yield from _slow_workers(service, compactions, now)
 
 
-def _last_begun(found: Sequence[Compaction], now: float) -> str:
+def _last_begun(compactions: Sequence[Compaction], now: float) -> str:
     """Return when a worker last began a compaction: only this shows that one runs in HiveServer2."""
-    started = max((compaction.started for compaction in found), default=0.0)
+    started = max((compaction.started for compaction in compactions), default=0.0)
     return f"one last began a compaction {_hours(now - started)} ago" if started else "none is known to have run"
 
 
-def _slow_workers(service: Service, found: Sequence[Compaction], now: float) -> Iterator[Verdict]:
+def _slow_workers(service: Service, compactions: Sequence[Compaction], now: float) -> Iterator[Verdict]:
     """Report the compaction that has been running for longest, if its worker has probably died."""
     running = min(
-        (compaction for compaction in found if compaction.state == "working" and compaction.started),
+        (compaction for compaction in compactions if compaction.state == "working" and compaction.started),
         key=_since,
         default=None,
     )
@@ -98,15 +98,15 @@ def _slow_workers(service: Service, found: Sequence[Compaction], now: float) -> 
 
 def _history(service: Service) -> Iterator[Verdict]:
     """Report tables and partitions whose last compaction failed, and the last successful compaction of any."""
-    found = read_compactions(service.metastore)
+    compactions = read_compactions(service.metastore)
     now = health.read_clock(service.metastore).database_time
-    done = [compaction for compaction in found if compaction.has_result]
+    done = [compaction for compaction in compactions if compaction.has_result]
     newest = max(done, key=_since, default=None)
     text = "no successful compaction is remembered"
     if newest is not None:
         text = f"the last successful compaction, of {_target(newest)}, ended {_hours(now - _since(newest))} ago"
     last: dict[str, Compaction] = {}
-    for compaction in found:  # the oldest are first
+    for compaction in compactions:  # the oldest are first
         if compaction.state in _OUTCOMES:
             last[_target(compaction)] = compaction
     failed = sorted(

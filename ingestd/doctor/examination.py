@@ -64,9 +64,9 @@ def _examine_services(document: Document, limit_seconds: float) -> Iterator[Find
     ]
     cluster = spark.Cluster(document.spark, document.kafka_clusters, document.registries, limit_seconds)
     first += [job(check, cluster, f"spark {document.spark.master}") for check in spark.CHECKS]
-    found = _tolerant(list(run(first, limit_seconds)), set(members))
-    yield from found
-    down = {finding.subject for finding in found if finding.check in _ANSWERS and finding.verdict.status != "ok"}
+    findings = _tolerant(list(run(first, limit_seconds)), set(members))
+    yield from findings
+    down = {finding.subject for finding in findings if finding.check in _ANSWERS and finding.verdict.status != "ok"}
     answering = [member for subject, member in members.items() if subject not in down]
     examined = Service(metastore, answering, lambda most: replace(options, connections=most).connect())
     jobs = [*_jobs(examined, mappings, clusters, down), *_replication_jobs(document, warehouse, is_up=bool(answering))]
@@ -102,22 +102,22 @@ def _clusters(mappings: Sequence[Examined]) -> dict[_Cluster, str]:
     return names
 
 
-def _tolerant(found: Sequence[Finding], members: set[str]) -> list[Finding]:
+def _tolerant(findings: Sequence[Finding], members: set[str]) -> list[Finding]:
     """Return the findings; a missing address of the metastore is a warning if another address answers."""
-    if not any(finding.subject in members and finding.verdict.status == "ok" for finding in found):
-        return list(found)
+    if not any(finding.subject in members and finding.verdict.status == "ok" for finding in findings):
+        return list(findings)
     return [
         replace(finding, verdict=replace(finding.verdict, status="warning", exit_code=0))
         if finding.subject in members and finding.verdict.exit_code == Unavailable.exit_code
         else finding
-        for finding in found
+        for finding in findings
     ]
 
 
-def _without_repetition(found: Iterable[Finding]) -> Iterator[Finding]:
+def _without_repetition(findings: Iterable[Finding]) -> Iterator[Finding]:
     """Yield the findings; a check that failed with the fault of an earlier check of its subject counts as skipped."""
     earlier: dict[tuple[str, str], str] = {}
-    for finding in found:
+    for finding in findings:
         if finding.verdict.status == "fault":
             cause = earlier.setdefault((finding.subject, finding.verdict.evidence), finding.check)
             if cause != finding.check:

@@ -22,12 +22,12 @@ def _keytab(options: MetastoreOptions) -> Iterator[Verdict]:
     if login is None or login.keytab is None:
         return
     check_login(login)
-    found = f"{login.keytab} has a key for {login.user}"
+    text = f"{login.keytab} has a key for {login.user}"
     mode = stat.S_IMODE(os.stat(login.keytab).st_mode)
     if mode & (stat.S_IRWXG | stat.S_IRWXO) & ~stat.S_IRGRP:
-        yield warning(f"{found}; its mode is {mode:04o}", f"run chmod 0440 {login.keytab}: it is a secret")
+        yield warning(f"{text}; its mode is {mode:04o}", f"run chmod 0440 {login.keytab}: it is a secret")
     else:
-        yield ok(found)
+        yield ok(text)
 
 
 def _ticket(options: MetastoreOptions) -> Iterator[Verdict]:
@@ -35,13 +35,13 @@ def _ticket(options: MetastoreOptions) -> Iterator[Verdict]:
     if login is None:
         return
     ticket = read_ticket(login)
-    found = f"the ticket of {ticket.owner} expires in {ticket.seconds_left / 60:,.0f} min"
+    text = f"the ticket of {ticket.owner} expires in {ticket.seconds_left / 60:,.0f} min"
     if login.keytab is not None or ticket.seconds_left > _SHORT_SECONDS:
-        yield ok(f"{found}; it is renewed from the keytab" if login.keytab else found)
+        yield ok(f"{text}; it is renewed from the keytab" if login.keytab else text)
     elif ticket.seconds_left <= 0:
-        yield fault(found, "run kinit, or set metastore.kerberos.keytab", LoginFailed)
+        yield fault(text, "run kinit, or set metastore.kerberos.keytab", LoginFailed)
     else:
-        yield warning(found, "set metastore.kerberos.keytab and user, or renew the ticket, for example with k5start")
+        yield warning(text, "set metastore.kerberos.keytab and user, or renew the ticket, for example with k5start")
 
 
 CHECKS: tuple[Check[MetastoreOptions], ...] = (Check("login.keytab", _keytab), Check("login.ticket", _ticket))

@@ -29,12 +29,12 @@ _DISK_WARNING, _DISK_FAULT = _GIB, _GIB // 10
 
 
 def _python(_mappings: int) -> Iterator[Verdict]:
-    found = f"Python {platform.python_version()} at {sys.executable}"
+    text = f"Python {platform.python_version()} at {sys.executable}"
     oldest, newest = (".".join(map(str, version)) for version in _PYTHONS)
     if _PYTHONS[0] <= sys.version_info[:2] <= _PYTHONS[1]:
-        yield ok(found)
+        yield ok(text)
     else:
-        yield warning(found, f"use Python {oldest} to {newest}; ingestd is not tested with others")
+        yield warning(text, f"use Python {oldest} to {newest}; ingestd is not tested with others")
 
 
 def _packages(_mappings: int) -> Iterator[Verdict]:
@@ -67,11 +67,11 @@ def _java(_mappings: int) -> Iterator[Verdict]:
 def _open_files(mappings: int) -> Iterator[Verdict]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _FILES + _FILES_PER_MAPPING * mappings
-    found = f"this process may open {_limit(soft)} files (at most {_limit(hard)}); about {needed:,} are needed"
+    text = f"this process may open {_limit(soft)} files (at most {_limit(hard)}); about {needed:,} are needed"
     if soft != resource.RLIM_INFINITY and soft < needed:
-        yield warning(found, f"set LimitNOFILE={max(needed, 65_536)} in the systemd unit, or run ulimit -n")
+        yield warning(text, f"set LimitNOFILE={max(needed, 65_536)} in the systemd unit, or run ulimit -n")
     else:
-        yield ok(found)
+        yield ok(text)
 
 
 def _limit(number: int) -> str:
@@ -90,9 +90,9 @@ def _temporary_disk(_mappings: int) -> Iterator[Verdict]:
     yield judge_free(free, folder, "free space, or set TMPDIR to a directory on a larger file system")
 
 
-def judge_free(free: int, found: str, fix: str) -> Verdict:
-    """Return the verdict on `free` bytes of disk space in the place that `found` names."""
-    text = f"{free / _GIB:,.1f} GiB free in {found}"
+def judge_free(free: int, place: str, fix: str) -> Verdict:
+    """Return the verdict on `free` bytes of disk space in a place."""
+    text = f"{free / _GIB:,.1f} GiB free in {place}"
     if free < _DISK_FAULT:
         return fault(text, fix, StorageUnavailable)
     return warning(text, fix) if free < _DISK_WARNING else ok(text)

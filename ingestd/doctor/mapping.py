@@ -85,11 +85,11 @@ def _group(mapping: Examined) -> Iterator[Verdict]:
     """A mapping works without its group, which only mirrors the offsets for lag tools."""
     mapping.broker().partitions(mapping.options.topics)  # a fault of a topic is not one of the group
     try:
-        found = mirrored_group(mapping.options)
+        group = mirrored_group(mapping.options)
     except (InvalidTopic, BrokerUnavailable) as error:
         yield warning(f"{error.where}: {error.what}; the mapping works without it", error.hint)
         return
-    yield ok(f"consumer group {mapping.options.consumer_group}: {found}")
+    yield ok(f"consumer group {mapping.options.consumer_group}: {group}")
 
 
 def _transactions(mapping: Examined) -> Iterator[Verdict]:
@@ -106,17 +106,17 @@ def _transactions(mapping: Examined) -> Iterator[Verdict]:
     begins = {record.partition: record.timestamp for record in _first_hidden(mapping, hidden) if record.exists}
     for partition, behind in sorted(hidden.items(), key=lambda item: begins.get(item[0], 0.0))[:_MOST_HIDDEN]:
         age = now() - begins[partition] if partition in begins else None
-        found = (
+        text = (
             f"{partition}: {counted(behind.count, 'offset')} from {behind.first} on, behind an open Kafka transaction"
         )
-        found += "" if age is None else f" whose first record is {age:,.0f} s old"
+        text += "" if age is None else f" whose first record is {age:,.0f} s old"
         if age is not None and age < BRIEF_SECONDS:
-            yield ok(found)
+            yield ok(text)
             continue
         tool = f"kafka-transactions.sh --bootstrap-server {mapping.options.kafka['bootstrap.servers']}"
         place = f"--topic {partition.topic} --partition {partition.partition}"
         yield warning(
-            found,
+            text,
             f"`{tool} describe-producers {place}` prints the id of its producer, with {behind.first} as "
             "CurrentTransactionStartOffset; this client cannot ask for it. The transaction ends after the producer's "
             f"transaction.timeout.ms; to abort it now, run `{tool} abort {place} --start-offset {behind.first}`",
@@ -138,46 +138,46 @@ def _retention(mapping: Examined) -> Iterator[Verdict]:
         offsets = [offset for offset in stored.offsets if offset.partition.topic == topic]
         position = {offset.partition: _position(mapping.options, offset) for offset in offsets}
         lag = sum(max(0, offset.end - position[offset.partition]) for offset in offsets)
-        found = f"topic {topic}: {lag:,} offsets are not stored yet"
+        text = f"topic {topic}: {lag:,} offsets are not stored yet"
         deleted = {offset.partition: offset.earliest - position[offset.partition] for offset in offsets}
         beyond = {offset.partition: position[offset.partition] - offset.end for offset in offsets}
         if stored.is_recreated(topic):
-            yield _lost(mapping.options, f"{found}: the committed position is that of an earlier topic of this name")
+            yield _lost(mapping.options, f"{text}: the committed position is that of an earlier topic of this name")
         elif lost := _positive(deleted):
-            yield _lost(mapping.options, f"{found}: Kafka has deleted {_listed(lost)} before they were stored")
+            yield _lost(mapping.options, f"{text}: Kafka has deleted {_listed(lost)} before they were stored")
         elif lost := _positive(beyond):
-            yield _lost(mapping.options, f"{found}: Kafka has lost {_listed(lost)} that were stored already")
+            yield _lost(mapping.options, f"{text}: Kafka has lost {_listed(lost)} that were stored already")
         else:
-            yield _kept(broker, found, position, topic)
+            yield _kept(broker, text, position, topic)
 
 
-def _kept(broker: Broker, found: str, position: Offsets, topic: str) -> Verdict:
+def _kept(broker: Broker, text: str, position: Offsets, topic: str) -> Verdict:
     """Judge the age of the records that are not stored yet. Mappings work without the permission that this needs."""
     try:
         settings = broker.topic_settings(topic)
     except InvalidTopic as error:
-        return skipped(f"{found}; their age is not examined: {error.what}; grant DESCRIBE_CONFIGS on the topic")
-    return _expiring(broker, found, position, _retention_ms(settings))
+        return skipped(f"{text}; their age is not examined: {error.what}; grant DESCRIBE_CONFIGS on the topic")
+    return _expiring(broker, text, position, _retention_ms(settings))
 
 
 _TIME = "retention.ms"
 
 
-def _expiring(broker: Broker, found: str, position: Offsets, keep_ms: int | None) -> Verdict:
+def _expiring(broker: Broker, text: str, position: Offsets, keep_ms: int | None) -> Verdict:
     """Return the verdict on how much of the retention time has passed for records that are not stored yet."""
     if keep_ms is None:
-        return ok(f"{found}; the topic has no retention time")
-    found = f"{found}; {_TIME} is {_days(keep_ms)}"
+        return ok(f"{text}; the topic has no retention time")
+    text = f"{text}; {_TIME} is {_days(keep_ms)}"
     now_ms = int(now() * 1000)
     fix = f"raise {_TIME} of the topic until the mapping has caught up, and find out why it lags"
     expired = _older(broker, position, now_ms - keep_ms)
     if expired:
-        return fault(f"{found}: {_listed(expired)} have expired, and Kafka may delete them now", fix, OffsetsLost)
+        return fault(f"{text}: {_listed(expired)} have expired, and Kafka may delete them now", fix, OffsetsLost)
     soon = _older(broker, position, now_ms - int(keep_ms * _EXPIRING))
     if soon:
         left = _days(int(keep_ms * (1 - _EXPIRING)))
-        return warning(f"{found}: {_listed(soon)} expire within {left}", fix)
-    return ok(found)
+        return warning(f"{text}: {_listed(soon)} expire within {left}", fix)
+    return ok(text)
 
 
 def _older(broker: Broker, position: Offsets, time_ms: int) -> dict[TopicPartition, int]:
@@ -186,12 +186,10 @@ def _older(broker: Broker, position: Offsets, time_ms: int) -> dict[TopicPartiti
     return {p: later[p] - offset for p, offset in position.items() if later[p] > offset}
 
 
-def _lost(options: MappingOptions, found: str) -> Verdict:
+def _lost(options: MappingOptions, text: str) -> Verdict:
     if options.on_offset_loss != "stop":
-        return warning(
-            found, f"no action is needed: the mapping continues at {options.on_offset_loss} (on_offset_loss)"
-        )
-    return fault(found, "restore the records, or set on_offset_loss of the mapping to earliest or latest", OffsetsLost)
+        return warning(text, f"no action is needed: the mapping continues at {options.on_offset_loss} (on_offset_loss)")
+    return fault(text, "restore the records, or set on_offset_loss of the mapping to earliest or latest", OffsetsLost)
 
 
 def _positive(counts: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
@@ -251,15 +249,15 @@ def _lease(mapping: Examined) -> Iterator[Verdict]:
         yield ok("no daemon runs the mapping")
     for claim in claims:
         age = max(0.0, time - last_heartbeat(mapping.metastore, claim))
-        found = f"{claim.agent} {'owns' if claim.is_held else 'waits for'} the mapping; last heartbeat {age:,.1f} s ago"
+        text = f"{claim.agent} {'owns' if claim.is_held else 'waits for'} the mapping; last heartbeat {age:,.1f} s ago"
         if age > _STALE_SECONDS:
             yield warning(
-                f"{found} (lock {claim.lock_id})",
+                f"{text} (lock {claim.lock_id})",
                 "the process has ended, is suspended, or cannot reach the metastore: end it; another daemon with this"
                 " mapping then takes over",
             )
         else:
-            yield ok(found)
+            yield ok(text)
 
 
 def _columns(mapping: Examined) -> Iterator[Verdict]:

@@ -42,12 +42,12 @@ class Service:
 
     def setting(self, name: str) -> list[str]:
         """Return the distinct values of a property at the addresses that answer; [] if it is not set anywhere."""
-        found = []
+        values = []
         for member in self.members:
             value = health.setting(member, name)
-            if value is not None and value not in found:
-                found.append(value)
-        return found
+            if value is not None and value not in values:
+                values.append(value)
+        return values
 
     def durations(self, name: str) -> list[float]:
         """Return the distinct values of a property that are durations, in seconds."""
@@ -61,14 +61,14 @@ class Service:
 def _version(member: Metastore) -> Iterator[Verdict]:
     began = monotonic()
     version = health.version(member)
-    found = f"version {version}, answered in {(monotonic() - began) * 1000:,.0f} ms"
+    text = f"version {version}, answered in {(monotonic() - began) * 1000:,.0f} ms"
     major = version.partition(".")[0]
     if not major.isdigit() or int(major) < _OLDEST_MAJOR:
         yield fault(
-            f"{found}: its commits cannot store offsets (keyValue)", "upgrade the metastore to Hive 4", InvalidTable
+            f"{text}: its commits cannot store offsets (keyValue)", "upgrade the metastore to Hive 4", InvalidTable
         )
     else:
-        yield ok(f"{found}; commits store offsets (keyValue)")
+        yield ok(f"{text}; commits store offsets (keyValue)")
 
 
 def _locks(service: Service) -> Iterator[Verdict]:
@@ -91,16 +91,16 @@ def _transaction_timeout(service: Service) -> Iterator[Verdict]:
     if not lengths:
         yield warning(f"{name} is {' and '.join(values) or 'not set'}", f"set {name} to a duration such as 300s")
         return
-    shortest, found = min(lengths), f"{name} is {min(lengths):,.0f} s"
+    shortest, text = min(lengths), f"{name} is {min(lengths):,.0f} s"
     if shortest < _TIMEOUT_FAULT_SECONDS:
         hint = f"set {name}=300s: a call that takes a few seconds aborts transactions and ends leases"
-        yield fault(found, hint, InvalidTable)
+        yield fault(text, hint, InvalidTable)
     elif shortest < _TIMEOUT_WARNING_SECONDS:
-        yield warning(found, f"set {name}=300s: a pause of the metastore or of a daemon aborts its transactions")
+        yield warning(text, f"set {name}=300s: a pause of the metastore or of a daemon aborts its transactions")
     elif shortest > _TIMEOUT_LONG_SECONDS:
-        yield warning(found, f"set {name}=300s: locks of killed clients remain until this time has passed")
+        yield warning(text, f"set {name}=300s: locks of killed clients remain until this time has passed")
     else:
-        yield ok(found)
+        yield ok(text)
 
 
 def _clock(service: Service) -> Iterator[Verdict]:
@@ -110,21 +110,21 @@ def _clock(service: Service) -> Iterator[Verdict]:
 def judge_clock(reading: ClockReading) -> Verdict:
     """Return the verdict on the part of the difference that the error of the reading does not explain."""
     ahead = "ahead of" if reading.skew > 0 else "behind"
-    found = (
+    text = (
         f"the metastore's database is {abs(reading.skew):,.2f} s {ahead} this machine (± {reading.uncertainty:,.2f} s)"
     )
     certain = abs(reading.skew) - reading.uncertainty
     fix = "synchronize the clocks of this machine and of the metastore's database with NTP"
     if certain > _SKEW_FAULT_SECONDS:
-        return fault(found, fix, MetastoreUnavailable)
-    return warning(found, fix) if certain > _SKEW_WARNING_SECONDS else ok(found)
+        return fault(text, fix, MetastoreUnavailable)
+    return warning(text, fix) if certain > _SKEW_WARNING_SECONDS else ok(text)
 
 
 def _transactions(service: Service) -> Iterator[Verdict]:
-    found = health.uncommitted(service.metastore)
+    transactions = health.uncommitted(service.metastore)
     now = health.read_clock(service.metastore).database_time
-    open_now = [txn for txn in found if txn.is_open]
-    aborted = len(found) - len(open_now)
+    open_now = [txn for txn in transactions if txn.is_open]
+    aborted = len(transactions) - len(open_now)
     text = f"{len(open_now):,} open, {aborted:,} aborted"
     is_fine = True
     if len(open_now) > _OPEN_WARNING:
@@ -133,7 +133,7 @@ def _transactions(service: Service) -> Iterator[Verdict]:
     if aborted > _ABORTED_WARNING:
         is_fine = False
         yield warning(
-            f"{text}; the first aborted one is {next(txn.id for txn in found if not txn.is_open)}",
+            f"{text}; the first aborted one is {next(txn.id for txn in transactions if not txn.is_open)}",
             "check that the cleaner runs (compaction.cleaner); aborted transactions slow down every query",
         )
     for verdict in _old(service, open_now, now):
@@ -204,15 +204,15 @@ def _connections(service: Service) -> Iterator[Verdict]:
     )
     late = _CONCURRENT_CALLS - len(ends) - len(failures)
     slowest = max(ends, default=began) - began
-    found = f"{len(ends)} of {_CONCURRENT_CALLS} concurrent calls were answered, the last after {slowest:.2f} s"
+    text = f"{len(ends)} of {_CONCURRENT_CALLS} concurrent calls were answered, the last after {slowest:.2f} s"
     if failures:
-        yield Verdict("fault", f"{found}; {refused(failures[0]).evidence}", fix, failures[0].exit_code)
+        yield Verdict("fault", f"{text}; {refused(failures[0]).evidence}", fix, failures[0].exit_code)
     elif late:
-        yield fault(found, fix, MetastoreUnavailable)
+        yield fault(text, fix, MetastoreUnavailable)
     elif slowest > _CALL_WARNING_SECONDS:
-        yield warning(found, fix)
+        yield warning(text, fix)
     else:
-        yield ok(found)
+        yield ok(text)
 
 
 VERSION = Check("metastore.version", _version)

@@ -54,10 +54,10 @@ def _event_log(examined: Replication) -> Iterator[Verdict]:
 def _policies(examined: Replication) -> Iterator[Verdict]:
     metastore = examined.cluster.metastore
     ttl = hive_seconds(metastore.call("get_config_value", _TTL_KEY, _TTL))
-    found = list(read_statuses(examined.cluster, examined.policies, examined.schedules))
-    for status in found:
+    statuses = list(read_statuses(examined.cluster, examined.policies, examined.schedules))
+    for status in statuses:
         yield _judged(status, ttl)
-    if not found:
+    if not statuses:
         yield ok("there is no policy yet")
 
 

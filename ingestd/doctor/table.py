@@ -66,16 +66,16 @@ def _exists(mapping: Examined, name: TableName) -> bool:
 def _storage(mapping: Examined, name: TableName) -> Iterator[Verdict]:
     """Write to the table's directory, examine those of partitions, and judge the free space."""
     if name == mapping.options.table:
-        found = writable_storage(mapping.warehouse, mapping.options)
+        text = writable_storage(mapping.warehouse, mapping.options)
     else:
-        found = writable_letters(mapping.warehouse, name)
+        text = writable_letters(mapping.warehouse, name)
     table = load_acid_table(mapping.metastore, name)
     free = mapping.warehouse.storages.at(table.location).free_bytes(table.location)
     if free is None:
-        yield ok(found)
+        yield ok(text)
         return
     room = judge_free(free, table.location, "free space: commits wait while the file system is full")
-    yield ok(f"{found}; {room.evidence}") if room.status == "ok" else room
+    yield ok(f"{text}; {room.evidence}") if room.status == "ok" else room
 
 
 def _permissions(mapping: Examined) -> Iterator[Verdict]:
@@ -110,14 +110,14 @@ def _deltas(mapping: Examined, name: TableName) -> Iterator[Verdict]:
             break
     worst = max(counts, key=lambda partition: counts[partition], default=WHOLE_TABLE)
     crowded = sum(count > most for count in counts.values())
-    found = f"at most {counts.get(worst, 0):,} deltas in a partition ({len(counts):,} of {len(names):,} examined)"
+    text = f"at most {counts.get(worst, 0):,} deltas in a partition ({len(counts):,} of {len(names):,} examined)"
     if crowded:
         yield warning(
             f"{_place(table, worst)} has {counts[worst]:,} deltas; {crowded:,} partitions have more than {most:,}",
             "see the checks of compaction; run ALTER TABLE … COMPACT 'major', or set a longer commit.interval",
         )
     else:
-        yield ok(found)
+        yield ok(text)
 
 
 def _compaction(mapping: Examined, name: TableName) -> Iterator[Verdict]:
