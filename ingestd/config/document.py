@@ -113,10 +113,10 @@ class Document:
     @property
     def scope(self) -> Scope:
         """Where the state of the mappings is stored. It contains no secret."""
-        found = (
+        hosts = (
             f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in addresses(self.metastore.uri)
         )
-        return Scope(tuple(found), self.control.database)
+        return Scope(tuple(hosts), self.control.database)
 
 
 def load(files: Sequence[Path], directory: Path | None = None) -> Document:
@@ -161,9 +161,9 @@ def validate(settings: Settings) -> Document:
 
 
 def _raise_any(faults: Iterable[ConfigError], settings: Settings) -> None:
-    found = list(faults)
-    if found:
-        raise validation.config_faults(found, settings)
+    all_faults = list(faults)
+    if all_faults:
+        raise validation.config_faults(all_faults, settings)
 
 
 def _missing_sections(given: Mapping[str, Any]) -> Iterator[ConfigError]:

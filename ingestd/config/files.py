@@ -282,11 +282,11 @@ class _Reader(yaml.SafeLoader):
     def _looked_up(self, match: re.Match[str], node: yaml.Node, path: str) -> str:
         kind, name, default = match.groups()
         if kind == "ENV":
-            found = os.environ.get(name, default)
-            if found is None:
+            value = os.environ.get(name, default)
+            if value is None:
                 hint = f"set it, or write a default: ${{ENV:{name}:-default}}"
                 self._fault(f"the environment variable {name} is not set", node, path, hint)
-            return found or ""
+            return value or ""
         try:
             return Path(name).read_text(encoding="utf-8").strip()
         except OSError as error:

@@ -67,8 +67,8 @@ def validate(options: type[T], settings: Settings) -> T:
     try:
         return _construct(options, model(options).model_validate(settings.values))  # type: ignore[arg-type]
     except ValidationError as error:
-        found = [_fault(fault, options, settings) for fault in error.errors()]
-    raise config_faults(found, settings)
+        faults = [_fault(fault, options, settings) for fault in error.errors()]
+    raise config_faults(faults, settings)
 
 
 @cache
@@ -82,9 +82,9 @@ def model(options: type) -> type[BaseModel]:
     return create_model(options.__name__, __base__=_Keys, **keys_of_model)  # type: ignore[call-overload,no-any-return]
 
 
-def config_faults(found: list[ConfigError], settings: Settings) -> ConfigFaults:
+def config_faults(faults: list[ConfigError], settings: Settings) -> ConfigFaults:
     """Return an error that contains each fault once, with its file and line, in the order of the files and lines."""
-    located = {str(fault): fault for fault in map(settings.located, found)}
+    located = {str(fault): fault for fault in map(settings.located, faults)}
     return ConfigFaults(sorted(located.values(), key=settings.line_order))
 
 
