@@ -129,14 +129,14 @@ class Progress:
 
     def stalls(self, entries: Sequence[Compaction], patience: float) -> list[Stall]:
         """Return the stalls of these entries that last longer than `patience` seconds."""
-        found = []
+        stalls = []
         queued = self._waits(entries, "initiated")
         if queued and min(max(queued), monotonic() - self._worked_at) > patience:
-            found.append(Stall("worker", len(queued), max(queued), self._running))
+            stalls.append(Stall("worker", len(queued), max(queued), self._running))
         uncleaned = self._waits(entries, "ready for cleaning")
         if uncleaned and max(uncleaned) > patience:
-            found.append(Stall("cleaner", len(uncleaned), max(uncleaned), self._running))
-        return found
+            stalls.append(Stall("cleaner", len(uncleaned), max(uncleaned), self._running))
+        return stalls
 
     def _waits(self, entries: Sequence[Compaction], state: str) -> list[float]:
         at = monotonic()

@@ -68,7 +68,7 @@ class Answer:
 
 def examine(warehouse: Warehouse, table: Table, queue: Queue) -> list[PartitionState]:
     """Return all partitions, those with the most deltas first. Raises MetastoreUnavailable or StorageUnavailable."""
-    found = survey(warehouse, table, _names(warehouse.metastore, table))
+    surveyed = survey(warehouse, table, _names(warehouse.metastore, table))
     entries: dict[str, list[Compaction]] = {}
     for compaction in queue.of(table.name):
         entries.setdefault(compaction.partition, []).append(compaction)
@@ -80,7 +80,7 @@ def examine(warehouse: Warehouse, table: Table, queue: Queue) -> list[PartitionS
             succeeded=next((compaction for compaction in entries.get(name, ())[::-1] if compaction.has_result), None),
             failed=next((compaction for compaction in entries.get(name, ())[::-1] if compaction.has_failed), None),
         )
-        for name, files in found.items()
+        for name, files in surveyed.items()
     ]
     return sorted(states, key=lambda state: (-state.files.deltas, state.name))
 
@@ -106,10 +106,10 @@ def find_partition(metastore: Metastore, table: Table, text: str) -> str:
 
 def compactable(warehouse: Warehouse, table: Table) -> dict[str, PartitionFiles]:
     """Return the partitions that a compaction would change now, because it merges several directories of them."""
-    found = survey(warehouse, table, _names(warehouse.metastore, table))
+    surveyed = survey(warehouse, table, _names(warehouse.metastore, table))
     return {
         name: files
-        for name, files in found.items()
+        for name, files in surveyed.items()
         if files.mergeable and files.mergeable + files.has_base > 1 and can_compact(name)
     }
 
@@ -121,11 +121,11 @@ def submit(
 
     `by` names the client in SHOW COMPACTIONS. Raises MetastoreUnavailable or StorageUnavailable.
     """
-    found = survey(warehouse, table, names)
-    missing = [Answer(name, None, _without_directory(table, name)) for name in names if name not in found]
+    surveyed = survey(warehouse, table, names)
+    missing = [Answer(name, None, _without_directory(table, name)) for name in names if name not in surveyed]
     return missing + [
-        _submit(warehouse.metastore, table, name, found[name], kind or choose_kind(found[name], options), by)
-        for name in found
+        _submit(warehouse.metastore, table, name, surveyed[name], kind or choose_kind(surveyed[name], options), by)
+        for name in surveyed
     ]
 
 
@@ -181,11 +181,11 @@ def _unused(warehouse: Warehouse, table: Table, answers: Sequence[Answer]) -> li
     pending = [compaction for _, compaction in known if compaction.is_pending]
     # The worker reports its result before it commits. Once the cleaner has succeeded, it has certainly committed.
     written = [(answer, compaction) for answer, compaction in known if compaction.state == "ready for cleaning"]
-    found = survey(warehouse, table, [answer.partition for answer, _ in written]) if written else {}
+    surveyed = survey(warehouse, table, [answer.partition for answer, _ in written]) if written else {}
     return pending + [
         compaction
         for answer, compaction in written
-        if answer.partition in found and not found[answer.partition].compacted - answer.before
+        if answer.partition in surveyed and not surveyed[answer.partition].compacted - answer.before
     ]
 
 

@@ -167,16 +167,16 @@ class TableWatch:
             checked = []
         is_due = self._survey_at.passed
         wanted = list(dict.fromkeys([*(self._next_names(warehouse.metastore, table) if is_due else ()), *checked]))
-        found = survey(warehouse, table, wanted)
+        surveyed = survey(warehouse, table, wanted)
         if is_due:
             self._survey_at = Deadline.after(self._options.survey)
             self._reads_queue = True
-        self._remember(wanted, found, checked)
+        self._remember(wanted, surveyed, checked)
         self._metastore_faults = metastore_faults
         self._note_faults([*metastore_faults, *table_faults(table.parameters, list(self._deltas))])
         if self._options.request == "never" or is_excluded(table.parameters):
             return {}
-        crowded = {name: files for name, files in found.items() if files.mergeable >= self._options.deltas}
+        crowded = {name: files for name, files in surveyed.items() if files.mergeable >= self._options.deltas}
         return {name: files for name, files in crowded.items() if can_compact(name)}
 
     def needs_queue(self, crowded: Mapping[str, PartitionFiles]) -> bool:
@@ -239,12 +239,12 @@ class TableWatch:
             self._drop(self._deltas.keys() - set(names))
         return names[first : first + _SURVEYED_PARTITIONS]
 
-    def _remember(self, wanted: Iterable[str], found: Mapping[str, PartitionFiles], checked: Iterable[str]) -> None:
+    def _remember(self, wanted: Iterable[str], surveyed: Mapping[str, PartitionFiles], checked: Iterable[str]) -> None:
         """Replace the counts of surveyed partitions. A commit during the survey may be missing until the next one."""
         with self._lock:
             self._checks -= Counter(checked)  # keeps positive counts only
-            self._drop(set(wanted) - found.keys())
-            for name, files in found.items():
+            self._drop(set(wanted) - surveyed.keys())
+            for name, files in surveyed.items():
                 self._deltas[name], self._small_files[name] = files.deltas, files.small_files
             self._update_pace()
 
