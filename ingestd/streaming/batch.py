@@ -78,11 +78,11 @@ class Partitions:
         if missing:
             # Translate errors here: callers could not tell them from errors of the other metastore calls.
             with streaming_errors(REGISTERING_PARTITION):
-                found = self._register(missing)
+                registered = self._register(missing)
             stats = self._session.stats
-            stats.created_partitions += sum(not info.existed for info in found.values())
-            stats.total_partitions += sum(info.name != WHOLE_TABLE for info in found.values())
-            self.known |= found
+            stats.created_partitions += sum(not info.existed for info in registered.values())
+            stats.total_partitions += sum(info.name != WHOLE_TABLE for info in registered.values())
+            self.known |= registered
         return self.known
 
 
@@ -256,9 +256,9 @@ class TransactionBatch:
         txn = self._open_transaction()
         write_id = self.txn_to_write_ids[txn.id]
         self._location.check()  # before the metastore creates directories under it
-        found = self._session.create_partitions(self._location, partitions)
-        deltas.register(self._session.warehouse, txn, self._table, write_id, found)
-        return found
+        created = self._session.create_partitions(self._location, partitions)
+        deltas.register(self._session.warehouse, txn, self._table, write_id, created)
+        return created
 
     @property
     def _locks(self) -> list[WriteLock]:
@@ -299,8 +299,8 @@ class TransactionBatch:
         assert self._location
         files = self._files.finish()
         try:
-            found = self._partitions.locate({*extras.partitions, *files.partitions})
-            excludes_overwrites = not found or transactions.strengthen_lock(
+            located = self._partitions.locate({*extras.partitions, *files.partitions})
+            excludes_overwrites = not located or transactions.strengthen_lock(
                 self._session.metastore, txn, self._locks, wait=self._wait()
             )
         except IngestdError:
@@ -314,7 +314,7 @@ class TransactionBatch:
             files,
             self._session.counts,
             excludes_overwrites,
-            found,
+            located,
             self._shared_range,
             on_placed,
         )

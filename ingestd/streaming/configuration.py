@@ -68,14 +68,14 @@ class Configuration(dict[str, str]):
 
     def metastore_uri(self) -> str:
         """Return the metastore addresses, comma-separated. Raises InvalidConnection if no address is configured."""
-        found = next((self[name] for name in _URIS if self.get(name, "").strip()), "")
-        if not found:
+        addresses = next((self[name] for name in _URIS if self.get(name, "").strip()), "")
+        if not addresses:
             raise InvalidConnection(
                 "no metastore address is configured",
                 where="metastore_uri",
                 hint=f"pass metastore_uri, such as thrift://localhost:9083, or a configuration with {_URIS[1]}",
             )
-        return found
+        return addresses
 
     def storage_options(self, given: StorageOptions | None) -> StorageOptions:
         """Return `given` with the properties of the Hadoop configuration, which these settings override.

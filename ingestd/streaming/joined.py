@@ -79,8 +79,8 @@ class JoinedTransaction:
         """Publish the files. The owner's commit makes their rows visible."""
         self._require_open()
         files = self._files.finish()
-        found = self._partitions.locate({*extras.partitions, *files.partitions})
-        self.deltas = files.place(self._session.table, self.write_ids[0], found).deltas
+        located = self._partitions.locate({*extras.partitions, *files.partitions})
+        self.deltas = files.place(self._session.table, self.write_ids[0], located).deltas
         files.discard()
         self.state = TxnState.PREPARED_FOR_COMMIT
 

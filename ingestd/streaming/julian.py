@@ -26,11 +26,11 @@ _PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_00
 
 def old_rows(batch: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
     """Return a mask of the rows with a date or timestamp before 1582-10-15 at any depth, or None if there are none."""
-    found = [array for array in batch.columns if _is_old(array)]
-    if not found:
+    old = [array for array in batch.columns if _is_old(array)]
+    if not old:
         return None
     mask = np.zeros(batch.num_rows, np.bool_)
-    for array in found:
+    for array in old:
         mask |= np.fromiter((_is_old(array.slice(row, 1)) for row in range(len(array))), np.bool_, len(array))
     return mask
 
@@ -63,10 +63,10 @@ def modern_check(decoder: ModernDecoder, check: Callable[[bytes], Reject | None]
     """Extend `check` to reject records that contain a day before 1582-10-15."""
 
     def checked(record: bytes) -> Reject | None:
-        found = check(record)
-        if found is None and _MAY_BE_OLD(record):
+        reject = check(record)
+        if reject is None and _MAY_BE_OLD(record):
             return next(iter(decoder.decode([record]).rejects), None)
-        return found
+        return reject
 
     return checked
 

@@ -128,8 +128,8 @@ class ConnectionOptions:
             (not self.table and self.table_object is None, "table is missing"),
             (self._names_another_table(), "database and table do not match table_object"),
         ]
-        for found, what in contradictions:
-            if found:
+        for applies, what in contradictions:
+            if applies:
                 raise InvalidConnection(what, where=_WHERE)
 
     @classmethod

@@ -52,9 +52,9 @@ def _matches(stream: BinaryIO, pattern: re.Pattern[bytes], chunk_bytes: int) -> 
     while chunk := _read(stream, chunk_bytes):
         text = rest + chunk
         records, start, last = [], 0, 0
-        for found in pattern.finditer(text):
-            records.append(text[start : found.start()])
-            last, start = start, found.end()
+        for match in pattern.finditer(text):
+            records.append(text[start : match.start()])
+            last, start = start, match.end()
         if records[:-1]:
             yield records[:-1]
         rest = text[last:]
