@@ -93,11 +93,11 @@ def _parts(avro: AvroType) -> list[AvroType]:
 def _needed(avro: AvroType, stored: HiveType, path: str, outer: tuple[AvroType, ...]) -> HiveType:
     """Return the type that can store a type whose values are stored in a column or field of the type `stored`."""
     if avro.kind == "union":
-        widened = stored
+        needed = stored
         for branch in avro.children:
             if branch.kind != "null":
-                widened = widened.widened(_needed(branch, stored, path, outer))
-        return widened
+                needed = needed.widened(_needed(branch, stored, path, outer))
+        return needed
     if (avro.kind, stored.kind) not in _NESTED:
         try:
             return _type(avro, path, outer)
