@@ -323,9 +323,8 @@ def find_partitions(metastore: Metastore, table: TableName, names: Sequence[str]
         return list(metastore.call("get_partitions_by_names_req", request).partitions)
 
     for partitions in by_request(names, read):
-        yield from (
-            PartitionObject(partition) for partition in partitions if partition.values
-        )  # without values: it has just been dropped
+        # A partition that has just been dropped has no values.
+        yield from (PartitionObject(partition) for partition in partitions if partition.values)
 
 
 def add_partitions(metastore: Metastore, table: TableObject, partitions: Sequence[PartitionObject]) -> None:

@@ -136,9 +136,8 @@ def sweep(
     ended = ended_owners(warehouse.metastore, table, {leftover.owner for leftover in leftovers})
     failures: dict[str, StorageUnavailable] = {}
     removed = []
-    for leftover in sorted(
-        leftovers, key=lambda leftover: leftover.has_notes
-    ):  # staged files first: until then, a copy can begin
+    # Staged files first: until they are removed, a copy can begin.
+    for leftover in sorted(leftovers, key=lambda leftover: leftover.has_notes):
         if leftover.owner not in ended or leftover.owner in failures:
             continue
         try:
