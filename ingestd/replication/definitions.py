@@ -56,7 +56,7 @@ from ingestd.hive.tables import WHOLE_TABLE, TableName
 from ingestd.hive.truncation import truncate_at_once, truncate_in_transaction
 from ingestd.replication.cycle_plan import Outcome, is_move, is_truncation, write_id_of
 from ingestd.replication.event_records import EventRecord
-from ingestd.replication.exact_statistics import inexact
+from ingestd.replication.exact_statistics import as_exact_as, inexact
 from ingestd.replication.external import target_location
 from ingestd.replication.marks import READ_ONLY, SETTLED, WITHOUT_DIRECTORY, owns_files, source_kind, without_marks
 from ingestd.replication.target_objects import TargetObjects
@@ -300,7 +300,8 @@ class Definitions:
             if is_empty or (self._accepts_missing and is_uncertain):
                 self._lose(table, f"the partition {existing_table.partition_name(before.values)} was renamed meanwhile")
             elif old is not None:
-                renamed = after.copied(existing_table.name, old.location, _with_marks(after.parameters, old.parameters))
+                parameters = as_exact_as(_with_marks(after.parameters, old.parameters), old.parameters)
+                renamed = after.copied(existing_table.name, old.location, parameters)
                 rename_partition(self._metastore, existing_table.name, before.values, renamed.raw)
             return
         self._change_partitions(existing_table, [after], message)

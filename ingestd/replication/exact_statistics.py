@@ -16,10 +16,20 @@ from ingestd.hive.objects import PartitionObject, TableObject
 
 T = TypeVar("T", TableObject, PartitionObject)
 
+_EXACT = "COLUMN_STATS_ACCURATE"
+
 
 def inexact(parameters: Mapping[str, str]) -> dict[str, str]:
     """Return the parameters of a table or partition without the mark that its statistics are exact."""
-    return {key: value for key, value in parameters.items() if key != "COLUMN_STATS_ACCURATE"}
+    return {key: value for key, value in parameters.items() if key != _EXACT}
+
+
+def as_exact_as(parameters: Mapping[str, str], existing: Mapping[str, str]) -> dict[str, str]:
+    """Return the parameters with the mark of the existing copy.
+
+    A metastore refuses to rename a partition of a transactional table if its mark changes.
+    """
+    return {**inexact(parameters), **{key: value for key, value in existing.items() if key == _EXACT}}
 
 
 def for_copy(described: T, ids: ValidWriteIds) -> T:

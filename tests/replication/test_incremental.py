@@ -28,6 +28,7 @@ from ingestd.hive.attachments import (
 from ingestd.hive.events import EventLog
 from ingestd.hive.objects import (
     TableKind,
+    alter_partitions,
     change_database,
     drop_partitions,
     drop_table,
@@ -365,6 +366,30 @@ def test_partition_when_renamed_then_target_has_its_rows_under_the_new_name(foll
     insert(side, name, [(3, "c")])
     following.cycle()
     assert_same(following)
+
+
+def test_partition_when_renamed_and_the_statistics_of_its_copy_are_not_exact_then_they_stay_so(
+    following: Following,
+) -> None:
+    side, metastore = following.replica.source, following.replica.source.metastore
+    name, copied = following.name("t"), TableName(following.target, "t")
+    make_table(metastore, name, partitioned=True)
+    insert(side, name, [(1, "a")])
+    (partition,) = find_partitions(metastore, name, ["day=a"])
+    partition.raw.parameters["COLUMN_STATS_ACCURATE"] = '{"BASIC_STATS":"true"}'
+    alter_partitions(metastore, name, [partition])
+    following.cycle()
+    (there,) = find_partitions(following.replica.target.metastore, copied, ["day=a"])
+    del there.raw.parameters["COLUMN_STATS_ACCURATE"]
+    alter_partitions(following.replica.target.metastore, copied, [there])
+    (partition,) = find_partitions(metastore, name, ["day=a"])
+    assert "COLUMN_STATS_ACCURATE" in partition.parameters
+    partition.raw.values = ["c"]
+    rename_partition(metastore, name, ["a"], partition.raw)
+    following.cycle()
+    assert_same(following)
+    (renamed,) = find_partitions(following.replica.target.metastore, copied, ["day=c"])
+    assert "COLUMN_STATS_ACCURATE" not in renamed.parameters
 
 
 def test_definitions_when_changed_then_target_has_them(following: Following) -> None:
