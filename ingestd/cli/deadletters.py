@@ -126,6 +126,9 @@ def replay_letters(  # noqa: PLR0913 - the options of the command
     if output == "json":
         print_json(_replayed(mapping, done, dry_run=dry_run))
         return
+    if not done.replayed and not done.remaining:
+        console().print(f"The mapping {mapping} has no such dead letter, or all were replayed before")
+        return
     _show_groups(done.remaining, console())
     verb = "would be" if dry_run else "was" if done.replayed == 1 else "were"
     places = f" in {counted(done.partitions, 'partition')}" if done.partitions > 1 else ""

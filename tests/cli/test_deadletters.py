@@ -117,6 +117,9 @@ def test_replay_when_no_record_fits_then_shows_the_present_reasons_and_changes_n
     done = letters.run(run, "replay", "table", "--column", "id", "--since", "2020-01-01", "--output", "json").json
     assert (done["replayed"], done["rows"], done["txn"], done["remaining"]) == (0, 0, None, 2)
     assert [reason["letters"] for reason in done["reasons"]] == [2]
+    unknown = letters.run(run, "replay", "table", "--id", "clicks:0:0:9")
+    assert unknown.code == 0, unknown.text
+    assert "has no such dead letter, or all were replayed before" in unknown.out
 
 
 def test_replay_when_it_cannot_be_done_then_says_why(run: Run, letters: Letters) -> None:
