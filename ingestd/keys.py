@@ -26,7 +26,7 @@ PORT = "(?:6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|
 NOT_A_KEY = MappingProxyType({"key": False})
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?"
-_SIZE = r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)"
+_SIZE = r"(\d{1,999}(?:\.\d{1,999})?)\s*([A-Za-z]*)"
 _DECIMAL = r"\d{1,15}(?:\.\d{1,15})?"
 _WHOLE = r"\s*[+-]?\d{1,19}\s*"
 # The time limit of a socket must be less than 2^31 ms, which are almost 597 h.
