@@ -58,7 +58,7 @@ def dump(text: str, bootstrap: bool, files: tuple[Path, ...], directory: Path | 
     STATEMENT is REPL DUMP …; instead of it, the name of a policy is accepted. The configuration is that of the source.
     """
     with opened(files, directory) as access, _stopping() as stop:
-        name, statement = _found(access, text, ReplDump)
+        name, statement = _resolved(access, text, ReplDump)
         if bootstrap:
             cycle.resume(access.cluster, statement, bootstrap=True)
         result = _with_bars(name, output, lambda step: cycle.dump(access.cluster, statement, step, stop))
@@ -76,7 +76,7 @@ def load(text: str, spark: bool, files: tuple[Path, ...], directory: Path | None
     STATEMENT is REPL LOAD …; instead of it, the name of a policy is accepted. The configuration is that of the target.
     """
     with opened(files, directory) as access, _stopping() as stop:
-        name, statement = _found(access, text, ReplLoad)
+        name, statement = _resolved(access, text, ReplLoad)
         others = access.policies.loads(name)
         with _engine(access, stop) if spark else _no_engine() as engine:
             result = _with_bars(
@@ -145,7 +145,7 @@ def verify_copy(  # noqa: PLR0913, PLR0917 - one parameter for each option
     """
     reports: list[TableReport] = []
     with opened(files, directory) as target, opened(sources, None) as source, _stopping() as stop:
-        _, statement = _found(target, text, ReplLoad)
+        _, statement = _resolved(target, text, ReplLoad)
         scope = _scope(target, statement)
         with _engine(target, stop) if spark and columns else _no_engine() as engine:
             checks = ColumnChecks(engine) if columns else None
@@ -180,7 +180,7 @@ def _entry(report: TableReport) -> dict[str, Any]:
     }
 
 
-def _found(access: Access, text: str, kind: type[S]) -> tuple[str, S]:
+def _resolved(access: Access, text: str, kind: type[S]) -> tuple[str, S]:
     """Return the name of a policy, '' for a statement, and the statement. Raises ConfigError if the policy runs."""
     name, statement = ("", parse(text)) if " " in text.strip() else (text, access.statement(text))
     if not isinstance(statement, kind):

@@ -91,7 +91,7 @@ class WrittenFiles:
         self._writes = writes
         places = {self._directory(write.event, file) for write in writes for file in write.write.files}
         parents = sorted(parent for parent in places if parent is not None)
-        self._found = run_each(storages.files, parents, _LISTING_THREADS)
+        self._listed = run_each(storages.files, parents, _LISTING_THREADS)
 
     def unusable(self) -> dict[str, str]:
         """Return the tables whose commits cannot be copied file by file, each with a reason.
@@ -122,7 +122,7 @@ class WrittenFiles:
         name, parent = _name(file.uri), self._directory(write.event, file)
         if is_hidden(name) or parent is None:
             return
-        present, archive = self._found[parent], _archived(file)
+        present, archive = self._listed[parent], _archived(file)
         directory = _OF_COMPACTION.sub("", _below_location(file))
         where = (write.event, write.write.table.table, write.write.partition, write.write.write_id, directory)
         if name not in present:

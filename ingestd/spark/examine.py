@@ -49,7 +49,7 @@ def examine_executors(options: SparkOptions, clusters: Sequence[str], registries
     try:
         answers = engine.run(JobGroup("check"), partial(_look, (*clusters, *registries)), range(engine.parallelism))
         _require_reached(answers, registries)
-        return _found(options.master, answers, engine.slots)
+        return _summary(options.master, answers, engine.slots)
     except NoExecutors as error:
         raise NoExecutors(
             f"the cluster has not started an executor within {left - 1:.0f} s",
@@ -119,7 +119,7 @@ def _require_reached(answers: Sequence[_Answer], registries: Sequence[str]) -> N
             raise BrokerUnavailable(what, where=where, hint=f"{hint} read Kafka themselves")
 
 
-def _found(master: str, answers: Sequence[_Answer], slots: int) -> str:
+def _summary(master: str, answers: Sequence[_Answer], slots: int) -> str:
     """Return one line about the executors."""
     machines = len({answer.machine for answer in answers})
     return (

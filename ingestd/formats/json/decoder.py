@@ -64,7 +64,7 @@ class JsonDecoder(RecordDecoder):
         self._precheck = Precheck(columns, layout)
         self._timestamps = TimestampUnits(columns)
         self._has_timestamps = any(has_timestamp(column.type) for column in columns)
-        self._found = HiveType("struct")
+        self._fields_so_far = HiveType("struct")
 
     def decode_batch(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, RejectReasons]:
         """See `RecordDecoder`. Raises only MixedTimestamps."""
@@ -102,8 +102,8 @@ class JsonDecoder(RecordDecoder):
 
     def needed_columns(self, values: Sequence[bytes], others: Collection[str]) -> tuple[Column, ...]:
         """See `Evolving`."""
-        self._found = inference.joined(self._found, self._fields(values))
-        return inference.needed(self._found, self.columns, others)
+        self._fields_so_far = inference.joined(self._fields_so_far, self._fields(values))
+        return inference.needed(self._fields_so_far, self.columns, others)
 
     def unstored_fields(self, values: Sequence[bytes], others: Collection[str]) -> tuple[str, ...]:
         """See `RecordDecoder`."""

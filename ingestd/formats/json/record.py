@@ -60,7 +60,7 @@ class RecordReader:
     def _strict(self, value: bytes) -> list[object]:
         """Return the JSON value of each column, None if there is none."""
         record = _parse(value, self._parser)
-        return self._fields(record, value) if self._layout.is_flat else self._found(record, value)
+        return self._fields(record, value) if self._layout.is_flat else self._by_place(record, value)
 
     def _lenient(self, value: bytes) -> list[object]:
         """Return the same of a record that Jackson reads: text after the record is ignored, and `null` is a row.
@@ -74,7 +74,7 @@ class RecordReader:
         if not isinstance(record, dict):
             raise RejectError("", "record is not a JSON object")
         if not self._layout.is_flat:
-            return self._found(record, value)
+            return self._by_place(record, value)
         is_matched = False
         try:
             for name, field in record.items():
@@ -88,7 +88,7 @@ class RecordReader:
             self._reject_unmatched(record, record)
         return fields
 
-    def _found(self, record: dict[str, object], value: bytes) -> list[object]:
+    def _by_place(self, record: dict[str, object], value: bytes) -> list[object]:
         """Return the JSON value of each column by its place, None if there is none."""
         fields: list[object] = [None] * len(self._columns)
         envelope, operations = self._layout.envelope, self._layout.operations

@@ -109,7 +109,7 @@ def read_set(text: str, name: str) -> ProtoType:
         descriptors = FileDescriptorSet.FromString(_decoded(text))
     except DecodeError:
         raise InvalidSchema("it is not a set of descriptors") from None
-    return _found(_pool(descriptors.file), name)
+    return _named(_pool(descriptors.file), name)
 
 
 class SchemaFile:
@@ -145,7 +145,7 @@ class SchemaFile:
             messages = messages[index].nested_type
         if self._pool is None:
             self._pool = _pool(self._files)
-        return _found(self._pool, ".".join(names))
+        return _named(self._pool, ".".join(names))
 
     @_utf8_required()
     def outermost(self) -> ProtoType:
@@ -225,7 +225,7 @@ def _pool(files: Iterable[FileDescriptorProto]) -> DescriptorPool:
     return pool
 
 
-def _found(pool: DescriptorPool, name: str) -> ProtoType:
+def _named(pool: DescriptorPool, name: str) -> ProtoType:
     try:
         return _type(pool.FindMessageTypeByName(name), {})
     except KeyError:

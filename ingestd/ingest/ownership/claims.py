@@ -54,7 +54,7 @@ class Claims:
         self._patience = patience_seconds
         self._guard = threading.Lock()
         self._seen: dict[int, _Observation] = {}
-        self._found: dict[TableName, list[Claim]] = {}
+        self._claims: dict[TableName, list[Claim]] = {}
         self._read_at = float("-inf")
         # When the last request failed, and its error.
         self._failed: tuple[float, MetastoreUnavailable] | None = None
@@ -95,7 +95,7 @@ class Claims:
                 except MetastoreUnavailable as error:
                     self._failed = monotonic(), error
                     raise
-            return self._found
+            return self._claims
 
     def _refresh(self) -> None:
         began, before = monotonic(), self._read_at
@@ -113,4 +113,4 @@ class Claims:
             known = self._seen.get(claim.lock_id)
             is_same = known is not None and known.beats == beats and not was_blind
             seen[claim.lock_id] = known if known is not None and is_same else _Observation(beats, answered)
-        self._seen, self._found, self._read_at = seen, by_lease, began
+        self._seen, self._claims, self._read_at = seen, by_lease, began
