@@ -357,7 +357,7 @@ class MappingOptions:
             raise ConfigError(
                 "cannot be hash with where or transform",
                 where=".distribution",
-                hint="remove distribution; the tasks then write their own rows",
+                hint="remove distribution; the task that evaluates the SQL for some records then writes the result",
             )
         if self.transform is not None:
             self._check_transform()
