@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingestd.formats.decoder import is_utf8
+from ingestd.formats.iso_dates import DATE, HOUR, MINUTE, SECOND
 from ingestd.formats.row_batches import (
     FIRST_DAY,
     FIRST_NANO,
@@ -23,7 +24,7 @@ from ingestd.formats.row_batches import (
     LAST_SECOND,
     NANOS_PER_SECOND,
 )
-from ingestd.formats.values import Bits, Ints, Mask, Values
+from ingestd.formats.values import Bits, Ints, Mask, Values, spread
 from ingestd.schema import INTEGER_BITS, HiveType
 
 # Converts what was read: a numpy array of numbers, an array of text (enums), or an array of bytes.
@@ -37,8 +38,14 @@ _HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
 _HYPHENS = (8, 13, 18, 23)
 _DIGITS = tuple(place for place in range(36) if place not in _HYPHENS)
 _DECIMAL_BYTES = _UUID_BYTES = 16
+_MAX_QUOTED = 40  # characters
 _FEW = 64  # texts are examined one by one if there are fewer
 MAX_SCALE = 76  # Arrow converts decimals of larger scales to wrong values
+# A date, or a date and a time with an optional zone, as in JSON.
+_TIMESTAMP = (
+    f"^(?P<date>{DATE})(?:[ T](?P<hour>{HOUR})(?::(?P<minute>{MINUTE})(?::(?P<second>{SECOND})"
+    f"(?:\\.(?P<fraction>[0-9]{{1,9}}))?)?)?(?:Z|(?P<sign>[+-])(?P<east>{HOUR})(?::?(?P<east_minute>{MINUTE}))?)?)?$"
+)
 
 
 def to_text(hive: HiveType) -> Convert:
@@ -164,6 +171,37 @@ def to_timestamps(seconds: Ints, nanos: Ints, place: Values) -> pa.Array:
     return pa.array(seconds * NANOS_PER_SECOND + nanos).view(pa.timestamp("ns"))
 
 
+def text_to_timestamp(values: pa.BinaryArray, place: Values) -> pa.Array:
+    """Convert the texts of dates, or of dates and times; those with a zone become times in UTC."""
+    texts = _decode(values, place)
+    parts = pc.extract_regex(texts, _TIMESTAMP)
+    bad = parts.is_null().to_numpy(zero_copy_only=False)
+    days = pc.cast(pc.cast(pc.struct_field(parts, "date"), pa.date32()), pa.int32()).fill_null(0).to_numpy()
+    clock = _number(parts, "hour") * 3600 + _number(parts, "minute") * 60 + _number(parts, "second")
+    offset = _number(parts, "east") * 3600 + _number(parts, "east_minute") * 60
+    is_west = (
+        pc.equal(pc.struct_field(parts, "sign"), "-").fill_null(pa.scalar(value=False)).to_numpy(zero_copy_only=False)
+    )
+    seconds = days.astype(np.int64) * 86_400 + clock - np.where(is_west, -offset, offset)
+    bad |= (seconds < FIRST_SECOND) | (seconds > LAST_SECOND)
+    if bad.any():
+        place.reject(bad, lambda index: f"{_quoted(texts[index])} is not a timestamp in the years 0001 to 9999")
+        seconds = np.where(bad, 0, seconds)
+    return to_timestamps(seconds, np.where(bad, 0, _number(parts, "fraction", 9)), place)
+
+
+def _quoted(text: pa.Scalar) -> str:
+    quoted = repr(text.as_py())
+    return quoted if len(quoted) <= _MAX_QUOTED else f"{quoted[: _MAX_QUOTED - 3]}..."
+
+
+def _number(parts: pa.StructArray, name: str, digits: int = 1) -> Ints:
+    """Return the numbers of a group of `_TIMESTAMP`, or their first digits if there are fewer; 0 if it is absent."""
+    texts = pc.utf8_rpad(pc.struct_field(parts, name), digits, "0")
+    numbers: Ints = pc.cast(texts, pa.int64()).fill_null(0).to_numpy()
+    return numbers
+
+
 def integer_to_decimal(hive: HiveType) -> Convert:
     """Return the conversion of integers of 64 bits, with or without a sign."""
 
@@ -183,14 +221,39 @@ def to_decimal(scale: int, hive: HiveType) -> Convert:
     def convert(values: pa.BinaryArray, place: Values) -> pa.Array:
         if not len(values):
             return pa.array([], hive.arrow)
-        words, fits = _words(values)
-        empty = ~fits & (pc.binary_length(values).to_numpy() == 0)
-        if empty.any():
-            place.malformed(empty & ~place.records.failed[place.record], "a decimal has no digits")
-        place.reject(~fits, lambda _index: f"a decimal of more than 16 bytes does not fit {hive} exactly")
-        return _rescaled(_decimals(words, scale), hive, place)
+        return _rescaled(_decimals(_unscaled(values, hive, place), scale), hive, place)
 
     return convert
+
+
+def to_decimals(scales: Ints, values: pa.BinaryArray, hive: HiveType, place: Values) -> pa.Array:
+    """Convert big-endian integers, which are decimals of the given scales."""
+    if not len(values):
+        return pa.array([], hive.arrow)
+    words = _unscaled(values, hive, place)
+    scales = np.where(words.any(axis=1), scales, 0)  # zero has any scale
+    extreme = np.abs(scales) > MAX_SCALE
+    place.reject(extreme, lambda index: f"a decimal of the scale {scales[index]} does not fit {hive} exactly")
+    kept = np.where(extreme, 0, scales)
+    places = [np.flatnonzero(kept == scale) for scale in np.unique(kept)]
+    decimals = [_decimals(words[indexes], int(kept[indexes[0]])) for indexes in places]
+    rescaled = spread([_fitting(part, hive) for part in decimals], places, len(values))
+    if rescaled.null_count:
+        bad = rescaled.is_null().to_numpy(zero_copy_only=False)
+        place.reject(
+            bad, lambda index: f"{_shown(_decimals(words[[index]], int(kept[index]))[0])} does not fit {hive} exactly"
+        )
+    return rescaled
+
+
+def _unscaled(values: pa.BinaryArray, hive: HiveType, place: Values) -> npt.NDArray[np.uint8]:
+    """Return big-endian integers as 16 bytes in little-endian order, and reject those that do not fit."""
+    words, fits = _words(values)
+    empty = ~fits & (pc.binary_length(values).fill_null(0).to_numpy() == 0)
+    if empty.any():
+        place.malformed(empty & ~place.records.failed[place.record], "a decimal has no digits")
+    place.reject(~fits, lambda _index: f"a decimal of more than 16 bytes does not fit {hive} exactly")
+    return words
 
 
 def _words(values: pa.BinaryArray) -> tuple[npt.NDArray[np.uint8], Mask]:
@@ -227,11 +290,22 @@ def _decimals(words: npt.NDArray[Any], scale: int) -> pa.Array:
 
 def _rescaled(decimals: pa.Array, hive: HiveType, place: Values) -> pa.Array:
     """Convert decimals to the scale of the column."""
-    rescaled = _each(decimals, hive.arrow)
+    rescaled = _fitting(decimals, hive)
     if rescaled.null_count:
         bad = rescaled.is_null().to_numpy(zero_copy_only=False)
         place.reject(bad, lambda index: f"{_shown(decimals[index])} does not fit {hive} exactly")
     return rescaled
+
+
+def _fitting(decimals: pa.Array, hive: HiveType) -> pa.Array:
+    """Convert decimals to the type of the column; null if a value does not fit. Those of a negative scale are not 0."""
+    scale = decimals.type.scale
+    if scale < 0:  # Arrow does not notice each overflow when it appends zeros, so the digits are limited before
+        digits = hive.precision - hive.scale + scale
+        if digits < 1:
+            return pa.nulls(len(decimals), hive.arrow)
+        decimals = _each(decimals, pa.decimal128(digits, scale))
+    return _each(decimals, hive.arrow)
 
 
 def _each(decimals: pa.Array, target: pa.DataType) -> pa.Array:

@@ -9,13 +9,26 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pandas import Timestamp
 
 from ingestd.formats.avro.columns import columns_of as columns_of_schemas
 from ingestd.formats.avro.options import AvroOptions
 from ingestd.formats.avro.schema import read_schema
+from ingestd.formats.json.options import JsonOptions
+from ingestd.formats.json.times import TIMESTAMP
 from ingestd.formats.registry import InvalidSchema
-from tests.support.avro import decoded_rows, decoder_of, encode, logical, schema_of, single_object
+from tests.support.avro import (
+    SCALED_DECIMAL,
+    ZONED_TIMESTAMP,
+    decoded_rows,
+    decoder_of,
+    encode,
+    logical,
+    schema_of,
+    single_object,
+)
 from tests.support.decoding import columns_of, reasons, rows_of, values_of
 
 
@@ -262,6 +275,89 @@ def test_decode_when_a_type_has_a_name_of_connect_then_it_is_its_logical_type() 
     assert values_of(decoded) == [(*[value for *_, value in names.values()], 9)]
     assert values_of(decoded_rows(dict.fromkeys(fields, "bigint"), fields, numbers)) == [tuple(numbers.values())]
     assert columns_of_schemas([read_schema(schema_of(fields)).record]) == columns_of(**types)
+
+
+def _scaled(text: str, *, size: int = 16) -> dict[str, Any]:
+    sign, digits, exponent = Decimal(text).as_tuple()
+    number = int("".join(map(str, digits))) * (-1 if sign else 1)
+    return {"scale": -int(exponent), "value": number.to_bytes(size, "big", signed=True)}
+
+
+def test_decode_when_decimals_of_debezium_have_a_scale_each_then_they_are_exact_or_rejects() -> None:
+    fine = ["0", "1.50", "-7", "12e2", "-1234567.1234", "0e-90", "0e9", "9999999e0", "-99e5", "1.2000000000000000000"]
+    bad = ["12e6", "1e7", "0.00001", "1e37", "-1e-76", "1e2147483647", "1e-2147483647", "1e38", "1e-70"]
+    fields = {
+        "before": "string",
+        "price": ["null", SCALED_DECIMAL],
+        "after": {"type": "array", "items": SCALED_DECIMAL},
+    }
+    values: list[dict[str, Any]] = [{"before": "x", "price": _scaled(text), "after": []} for text in (*fine, *bad)]
+    values += [{"before": "", "price": None, "after": [_scaled("1.5"), _scaled("2e1")]}]
+    values += [{"before": "", "price": None, "after": [_scaled("1"), _scaled("0.5", size=1), _scaled("5e9", size=40)]}]
+
+    decoded = decoded_rows({"price": "decimal(11,4)", "after": "array<decimal(3,1)>"}, fields, *values)
+
+    rows: list[tuple[Any, ...]] = [(Decimal(text), []) for text in fine]
+    assert values_of(decoded) == [*rows, (None, [Decimal("1.5"), Decimal("20.0")])]
+    assert [reason[:2] for reason in reasons(decoded)] == [
+        *((len(fine) + n, "price") for n in range(len(bad))),
+        (len(values) - 1, "after"),
+    ]
+    assert decoded.rejects[0].reason == "1.2E+7 does not fit decimal(11,4) exactly"
+    assert decoded.rejects[5].reason == "a decimal of the scale -2147483647 does not fit decimal(11,4) exactly"
+    assert decoded.rejects[-1].reason == "[2]: 5E+9 does not fit decimal(3,1) exactly"
+
+
+def test_decode_when_a_record_is_a_decimal_of_debezium_then_it_can_be_a_struct_too() -> None:
+    decoded = decoded_rows(
+        {"d": "struct<value:binary,scale:int>"}, {"d": SCALED_DECIMAL}, {"d": _scaled("1.5", size=1)}
+    )
+    assert values_of(decoded) == [({"value": b"\x0f", "scale": 1},)]
+    [reject] = decoded_rows({"d": "double"}, {"d": SCALED_DECIMAL}, {"d": _scaled("1.5")}).rejects
+    assert reject.reason == "a value of the Avro type record (decimal with a scale) cannot be stored in double"
+    other: dict[str, Any] = SCALED_DECIMAL | {"fields": [*SCALED_DECIMAL["fields"], {"name": "more", "type": "int"}]}
+    [reject] = decoded_rows({"d": "decimal(3,1)"}, {"d": other}, {"d": {**_scaled("1.5"), "more": 1}}).rejects
+    assert reject.reason == "a value of the Avro type record cannot be stored in decimal(3,1)"
+    [record] = columns_of_schemas([read_schema(schema_of({"d": SCALED_DECIMAL, "at": ZONED_TIMESTAMP})).record])[:1]
+    assert str(record.type) == "struct<scale:int,value:binary>"
+
+
+def test_decode_when_timestamps_of_debezium_are_texts_with_a_zone_then_they_are_in_utc_or_rejects() -> None:
+    seconds = 1_700_000_000
+    fine = {
+        "2023-11-14T22:13:20Z": seconds * 10**9,
+        "2023-11-14T23:13:20.123456789+01:00": seconds * 10**9 + 123_456_789,
+        "2023-11-14T16:43:20.5-05:30": seconds * 10**9 + 500_000_000,
+        "1969-12-31T23:59:59.999999999Z": -1,
+        "2024-02-29": 1_709_164_800 * 10**9,
+        "2024-02-29 00:00": 1_709_164_800 * 10**9,
+    }
+    bad = ("infinity", "", "2023-02-29T00:00:00Z", "2023-11-14T22:13:20Z ", "0001-01-01T00:00:00+00:01", "x" * 99)
+    values = [{"at": text} for text in (*fine, *bad)]
+    decoded = decoded_rows({"at": "timestamp"}, {"at": ["null", ZONED_TIMESTAMP]}, *values)
+    assert values_of(decoded) == [(Timestamp(nanos),) for nanos in fine.values()]
+    assert reasons(decoded) == [
+        (
+            len(fine) + index,
+            "at",
+            f"{text!r:.37}{'...' * (len(text) > 40)} is not a timestamp in the years 0001 to 9999",
+        )
+        for index, text in enumerate(bad)
+    ]
+    assert values_of(decoded_rows({"at": "string"}, {"at": ZONED_TIMESTAMP}, *values)) == [
+        (text,) for text in (*fine, *bad)
+    ]
+    [column] = columns_of_schemas([read_schema(schema_of({"at": ["null", ZONED_TIMESTAMP]})).record])
+    assert str(column.type) == "timestamp"
+
+
+@given(texts=st.lists(st.from_regex(TIMESTAMP, fullmatch=True) | st.text("019-:TZ+ .", max_size=25), min_size=1))
+def test_decode_when_texts_are_arbitrary_then_timestamps_and_rejects_are_those_of_json(texts: list[str]) -> None:
+    columns = columns_of(at="timestamp")
+    by_json = JsonOptions().decoder(columns).decode([json.dumps({"at": text}).encode() for text in texts])
+    decoded = decoded_rows({"at": "timestamp"}, {"at": ZONED_TIMESTAMP}, *({"at": text} for text in texts))
+    assert values_of(decoded) == values_of(by_json)
+    assert reasons(decoded) == reasons(by_json)
 
 
 def test_decode_when_timestamps_need_both_units_then_records_are_in_batches_of_each() -> None:

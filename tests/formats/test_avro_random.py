@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingestd.formats.row_batches import RowBatches
-from tests.support.avro import decoder_of, encode, logical, schema_of
+from tests.support.avro import SCALED_DECIMAL, ZONED_TIMESTAMP, decoder_of, encode, logical, schema_of
 from tests.support.decoding import columns_of, reasons, rows_of
 
 
@@ -39,6 +40,20 @@ def scaled(unit: int) -> Callable[[int], int]:
 DECIMAL = {"precision": 20, "scale": 3}
 DECIMALS = st.integers(-(10**20) + 1, 10**20 - 1).map(lambda number: Decimal(number).scaleb(-3))
 TIMES = st.integers(-(2**62) // 10**6, 2**62 // 10**6)  # milliseconds
+WALL_TIMES = st.datetimes(datetime(1700, 1, 1), datetime(2200, 1, 1)).map(datetime.isoformat)
+SCALED = st.tuples(st.integers(-(10**19), 10**19), st.integers(-5, 3)).map(
+    lambda pair: {"value": pair[0].to_bytes(9, "big", signed=True), "scale": pair[1]}
+)
+
+
+def unscaled(value: dict[str, Any]) -> Decimal:
+    return Decimal(int.from_bytes(value["value"], "big", signed=True)).scaleb(-value["scale"])
+
+
+def nanos(text: str) -> int:
+    return (datetime.fromisoformat(text) - datetime(1970, 1, 1)) // timedelta(microseconds=1) * 1000
+
+
 LEAVES = (
     Pair("long", "bigint", integers(64)),
     Pair("int", "int", integers(32)),
@@ -68,6 +83,8 @@ LEAVES = (
     Pair(logical("long", "timestamp-millis"), "bigint", TIMES),
     Pair(logical("string", "uuid"), "string", st.uuids().map(str)),
     Pair(logical("long", "unknown"), "bigint", integers(64)),
+    Pair(SCALED_DECIMAL, "decimal(30,3)", SCALED, unscaled),
+    Pair(ZONED_TIMESTAMP, "timestamp", WALL_TIMES.map(lambda text: f"{text}Z"), lambda text: nanos(text[:-1])),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,17 +19,38 @@ from ingestd.formats.decoder import Decoder, DecodeResult
 from ingestd.formats.delimited import DelimitedOptions
 from ingestd.formats.json.options import JsonOptions
 from ingestd.formats.options import FormatOptions, decoder_of
+from ingestd.formats.protobuf.options import ProtobufOptions
 from ingestd.formats.record_decoder import Tombstones
 from ingestd.formats.regex import RegexOptions
 from ingestd.formats.whole_value import BinaryOptions, TextOptions
 from ingestd.schema import Column, HiveType
-from tests.support.avro import encode, schema_of
+from tests.support.avro import SCALED_DECIMAL, ZONED_TIMESTAMP, encode, schema_of
+from tests.support.protobuf import Field, class_of, file_of, message, set_of
 
 COLUMNS = [
     Column(name, HiveType.parse(text))
-    for name, text in {"id": "int", "name": "varchar(8)", "raw": "binary", "at": "timestamp"}.items()
-]
+    for name, text in {
+        "id": "int", "name": "varchar(8)", "raw": "binary", "at": "timestamp", "price": "decimal(12,4)",
+    }.items()
+]  # fmt: skip
 SCHEMA = schema_of({"id": ["null", "long"], "name": ["null", "string"], "at": ["null", "string"]})
+DEBEZIUM_SCHEMA = schema_of({
+    "id": ["null", "long"], "name": ["null", "string"], "at": ["null", ZONED_TIMESTAMP],
+    "price": ["null", SCALED_DECIMAL],
+})  # fmt: skip
+FILE = file_of(
+    message(
+        "Row",
+        [
+            *(
+                Field(name, number, kind, "optional")
+                for name, number, kind in (("id", 1, "sint64"), ("name", 2, "bytes"))
+            ),
+            Field("at", 3, ".google.protobuf.Timestamp"),
+            Field("more", 4, ".shop.Row", "repeated"),
+        ],
+    )
+)
 TOMBSTONES: list[Tombstones] = ["stop", "skip", "dead_letter", "null_row"]
 
 IDS = [None, 0, 7, -(2**31), 2**31, 2**62]
@@ -52,12 +74,40 @@ HOSTILE = [
 
 def _written(options: FormatOptions, row: tuple[Any, Any, Any]) -> bytes:
     """Return a record of the format with these values of id, name and at."""
-    fields = dict(zip(("id", "name", "at"), row, strict=True))
+    fields = dict(zip(FIELDS, row, strict=True))
     if isinstance(options, JsonOptions):
-        return json.dumps(fields).encode()
+        return json.dumps(_event(fields) if options.envelope == "debezium" else fields).encode()
     if isinstance(options, AvroOptions):
-        return encode(SCHEMA, fields)
+        return encode(options.schemas[0], fields | {"price": _price(fields["id"])})
+    if isinstance(options, ProtobufOptions):
+        return _message(fields)
     return "|".join("" if value is None else str(value) for value in row).encode("utf-8", "surrogatepass")
+
+
+def _price(number: int | None) -> dict[str, Any] | None:
+    """Return a decimal of Debezium; the scale of some does not fit the column."""
+    return None if number is None else {"scale": number % 90 - 10, "value": number.to_bytes(9, "big", signed=True)}
+
+
+def _event(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return a change event of Debezium with its schema."""
+    price = _price(fields["id"])
+    if price:
+        price["value"] = base64.b64encode(price["value"]).decode()
+    named = {"field": "price", "type": "struct", "name": SCALED_DECIMAL["connect.name"]}
+    schema = {"type": "struct", "fields": [{"field": "after", "type": "struct", "fields": [named]}]}
+    return {"schema": schema, "payload": {"op": "c", "after": fields | {"price": price}}}
+
+
+def _message(fields: dict[str, Any]) -> bytes:
+    written: Any = class_of(FILE)()
+    if fields["id"] is not None:
+        written.id, written.at.seconds = fields["id"], fields["id"] % 10**12
+        written.more.add().id = fields["id"]
+    if fields["name"] is not None:
+        written.name = fields["name"].encode()
+    data: bytes = written.SerializeToString()
+    return data
 
 
 def _outcomes(decoded: DecodeResult, values: Sequence[bytes | None]) -> dict[int, object]:
@@ -104,7 +154,10 @@ PATTERN = r"(?s)([^|]*)\|(.*)\|([^|]*)"
         DelimitedOptions(fields=FIELDS, field_delimiter="|", bad_values="null", surplus="reject"),
         CsvOptions(fields=FIELDS, field_delimiter="|"),
         RegexOptions(pattern=PATTERN, fields=FIELDS),
+        JsonOptions(envelope="debezium"),
         AvroOptions(framing="none", schemas=(SCHEMA,)),
+        AvroOptions(framing="none", schemas=(DEBEZIUM_SCHEMA,)),
+        ProtobufOptions(framing="none", message="shop.Row", descriptor_set=set_of(FILE)),
         TextOptions(column="name"),
         BinaryOptions(column="raw"),
     ],

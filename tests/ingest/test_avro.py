@@ -6,7 +6,7 @@ import base64
 from decimal import Decimal
 from typing import Any
 
-from tests.support.avro import encode, logical, schema_of, single_object
+from tests.support.avro import SCALED_DECIMAL, ZONED_TIMESTAMP, encode, logical, schema_of, single_object
 from tests.support.registry import registry_server, serialize
 from tests.support.stack import Stack, eventually
 
@@ -77,15 +77,22 @@ def test_changes_when_connect_describes_their_types_then_avro_and_json_become_th
         "us": "io.debezium.time.MicroTimestamp",
         "ns": "io.debezium.time.NanoTimestamp",
     }
+    zoned = "2023-11-14T23:13:20.123456789+01:00"
     rows: list[tuple[Any, ...]] = [
-        (1, 20_454, -1_001, 1_700_000_000_000_001, 1_700_000_000_123_456_789, Decimal("12.34")),
-        (2, -719_162, -62_135_596_800_000, 253_402_300_799_999_999, None, Decimal("-0.01")),
-        (3, None, None, None, 0, None),
+        (1, 20_454, -1_001, 1_700_000_000_000_001, 1_700_000_000_123_456_789, zoned, Decimal("12.34"), (3, b"\x7f")),
+        (2, -719_162, -62_135_596_800_000, 253_402_300_799_999_999, None, None, Decimal("-0.01"), (-2, b"\xff")),
+        (3, None, None, None, 0, "1969-12-31T23:59:59Z", None, None),
     ]
-    values = [dict(zip(("id", *times, "price"), row, strict=True)) for row in rows]
+    names = ("id", *times, "zoned", "price", "scaled")
+    values = [dict(zip(names, row, strict=True)) for row in rows]
     price = logical("bytes", "decimal", precision=9, scale=2) | {"connect.name": decimal}
     avro: dict[str, Any] = {"id": "long", "price": ["null", price]}
-    columns = [{"field": "price", "type": "bytes", "name": decimal, "parameters": {"scale": "2"}}]
+    avro |= {"zoned": ["null", ZONED_TIMESTAMP], "scaled": ["null", SCALED_DECIMAL]}
+    columns: list[dict[str, Any]] = [
+        {"field": "price", "type": "bytes", "name": decimal, "parameters": {"scale": "2"}},
+        {"field": "zoned", "type": "string", "name": ZONED_TIMESTAMP["connect.name"]},
+        {"field": "scaled", "type": "struct", "name": SCALED_DECIMAL["connect.name"]},
+    ]
     for name, connect in times.items():
         avro[name] = ["null", {"type": "int" if name == "day" else "long", "connect.name": connect}]
         columns.append({"field": name, "type": "int64", "name": connect})
@@ -94,27 +101,33 @@ def test_changes_when_connect_describes_their_types_then_avro_and_json_become_th
     def event(row: dict[str, Any]) -> dict[str, Any]:
         unscaled = row["price"] and int(row["price"].scaleb(2)).to_bytes(2, "big", signed=True)
         new = row | {"price": unscaled and base64.b64encode(unscaled).decode()}
+        if row["scaled"]:
+            scale, value = row["scaled"]
+            new["scaled"] = {"scale": scale, "value": base64.b64encode(value).decode()}
         return {"schema": {"type": "struct", "fields": [after]}, "payload": {"op": "c", "after": new}}
 
     stack.topic(1)
     json_topic = stack.topic(1, f"{stack.name}_json")
     for table in (stack.name, json_topic):
-        stack.table("id bigint, day date, ms timestamp, us timestamp, ns timestamp, price decimal(9,2)", name=table)
+        columns_of_row = "id bigint, day date, ms timestamp, us timestamp, ns timestamp, zoned timestamp"
+        stack.table(f"{columns_of_row}, price decimal(9,2), scaled decimal(9,3)", name=table)
     stack.produce(map(event, values), json_topic)
     with registry_server() as server:
         serializer = server.serializer(schema_of(avro))
-        stack.produce(serialize(serializer, stack.name, row) for row in values)
+        for row in values:
+            pair = row["scaled"] and dict(zip(("scale", "value"), row["scaled"], strict=True))
+            stack.produce([serialize(serializer, stack.name, row | {"scaled": pair})])
         json: dict[str, Any] = {"name": json_topic, "topics": [json_topic], "table": f"default.{json_topic}"}
         json["format"] = {"type": "json", "envelope": "debezium"}
         stack.drain(stack.config({"format": {"type": "avro"}}, json, registry={"url": server.url}))
 
-    texts = ", ".join(f"CAST({name} AS string)" for name in (*times, "price"))
+    texts = ", ".join(f"CAST({name} AS string)" for name in names[1:])
     for table in (stack.name, json_topic):
         assert stack.sql(f"SELECT id, {texts} FROM {table} ORDER BY id") == [
             (
                 1, "2026-01-01", "1969-12-31 23:59:58.999", "2023-11-14 22:13:20.000001",
-                "2023-11-14 22:13:20.123456789", "12.34",
+                "2023-11-14 22:13:20.123456789", "2023-11-14 22:13:20.123456789", "12.34", "0.127",
             ),
-            (2, "0001-01-01", "0001-01-01 00:00:00", "9999-12-31 23:59:59.999999", None, "-0.01"),
-            (3, None, None, None, "1970-01-01 00:00:00", None),
+            (2, "0001-01-01", "0001-01-01 00:00:00", "9999-12-31 23:59:59.999999", None, None, "-0.01", "-100.000"),
+            (3, None, None, None, "1970-01-01 00:00:00", "1969-12-31 23:59:59", None, None),
         ]  # fmt: skip

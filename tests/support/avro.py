@@ -17,6 +17,21 @@ from ingestd.formats.decoder import DecodeResult
 from ingestd.schema import Column
 from tests.support.decoding import columns_of
 
+# The schemas of two types of Debezium, as Confluent's Avro converter registers them.
+SCALED_DECIMAL: dict[str, Any] = {
+    "type": "record",
+    "name": "VariableScaleDecimal",
+    "namespace": "io.debezium.data",
+    "fields": [{"name": "scale", "type": "int"}, {"name": "value", "type": "bytes"}],
+    "connect.version": 1,
+    "connect.name": "io.debezium.data.VariableScaleDecimal",
+}
+ZONED_TIMESTAMP: dict[str, Any] = {
+    "type": "string",
+    "connect.version": 1,
+    "connect.name": "io.debezium.time.ZonedTimestamp",
+}
+
 
 def logical(kind: str, name: str, **more: object) -> dict[str, object]:
     return {"type": kind, "logicalType": name, **more}

@@ -5,7 +5,7 @@ Invariant: a logical type is converted by its meaning, except that an integer co
 
 from __future__ import annotations
 
-from ingestd.formats.avro.schema import AvroType
+from ingestd.formats.avro.schema import ZONED_TIMESTAMP, AvroType
 from ingestd.formats.conversions import (
     MAX_SCALE,
     PER_SECOND,
@@ -15,6 +15,7 @@ from ingestd.formats.conversions import (
     as_it_is,
     integer_to_decimal,
     sized,
+    text_to_timestamp,
     to_boolean,
     to_date,
     to_decimal,
@@ -44,6 +45,8 @@ def _of_text(avro: AvroType, hive: HiveType) -> Convert | None:
     """Return the conversion of strings, enums, bytes and fixed."""
     if hive.kind == "binary":
         return as_it_is if avro.kind in ("string", "bytes", "fixed") else None
+    if avro.logical == ZONED_TIMESTAMP and hive.kind == "timestamp":
+        return text_to_timestamp
     if hive.kind not in TEXTS:
         return None
     if avro.kind == "enum":

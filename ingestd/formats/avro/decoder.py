@@ -9,13 +9,14 @@ Invariant: the result depends on each record alone, never on how records are bat
 | a column | the field of its name or alias, ignoring case; no such field, or null: NULL | |
 | tinyint … bigint | int and long, with any logical type | out of range |
 | float, double | int, long, float, double: the nearest value | overflow |
-| decimal(p,s) | decimal, int, long, if exact | too many digits |
+| decimal(p,s) | decimal, int, long, Debezium's VariableScaleDecimal, if exact | too many digits |
 | boolean | boolean | |
 | string | string, enum, uuid, bytes | invalid UTF-8 |
 | varchar(n), char(n) | the same, up to n characters; char drops trailing spaces | longer text |
 | binary | bytes, fixed, string | |
 | date | date, years 0001 to 9999 | other years |
 | timestamp | timestamp and local-timestamp in millis, micros or nanos (UTC) | see below, other years |
+| | Debezium's ZonedTimestamp: the text of a date, or of a date and a time; in UTC if it has a zone | other text |
 | array | array | |
 | map | map, if the keys of the column are string, varchar or char; the last of equal keys wins | |
 | struct | record; its fields as those of the whole record | |

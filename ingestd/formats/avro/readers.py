@@ -16,13 +16,14 @@ import pyarrow as pa
 from ingestd.formats.avro.conversions import conversion
 from ingestd.formats.avro.cursor import Cursor
 from ingestd.formats.avro.defaults import encoded
-from ingestd.formats.avro.schema import NO_DEFAULT, AvroField, AvroType
+from ingestd.formats.avro.schema import NO_DEFAULT, SCALED_DECIMAL, AvroField, AvroType
 from ingestd.formats.avro.skip import ItemFinder, Skip, skip_of
-from ingestd.formats.conversions import TEXTS, Convert, to_text
+from ingestd.formats.conversions import TEXTS, Convert, to_decimals, to_text
 from ingestd.formats.row_batches import arrow_of
 from ingestd.formats.values import last_of_equal, offsets_of, spread
 from ingestd.schema import HiveType
 
+_SCALE, _UNSCALED = HiveType("int"), HiveType("binary")
 # How numpy reads a value, and the number of its bytes.
 _WORDS = {"float": ("<f4", 4), "double": ("<f8", 8), "boolean": ("u1", 1)}
 
@@ -195,6 +196,26 @@ class _Struct(Reader):
         return [arrays[index] for index in range(len(arrays))]
 
 
+class _ScaledDecimals(Reader):
+    """Reads records of the scale and the unscaled value of a decimal."""
+
+    def __init__(self, avro: AvroType, hive: HiveType) -> None:
+        self._fields = [
+            (field.name, field.type.kind, reader(field.type, _SCALE if field.type.kind == "int" else _UNSCALED))
+            for field in avro.fields
+        ]
+        self._hive = hive
+
+    def read(self, cursor: Cursor) -> pa.Array:
+        parts: dict[str, pa.Array] = {}
+        for name, kind, part in self._fields:
+            field = cursor.field(name)
+            parts[kind] = part.read(field)
+            cursor.at = field.at
+        scales = parts["int"].fill_null(0).to_numpy().astype(np.int64)
+        return to_decimals(scales, parts["bytes"], self._hive, cursor)
+
+
 class _Array(Reader):
     def __init__(self, avro: AvroType, hive: HiveType) -> None:
         self._items = ItemFinder(skip_of(avro.children[0]), is_map=False)
@@ -253,6 +274,8 @@ def _complex(avro: AvroType, hive: HiveType) -> Reader | None:
 
 
 def _primitive(avro: AvroType, hive: HiveType) -> Reader | None:
+    if avro.logical == SCALED_DECIMAL:
+        return _ScaledDecimals(avro, hive) if hive.kind == "decimal" else None
     convert = conversion(avro, hive)
     if convert is None:
         return None

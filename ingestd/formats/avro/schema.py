@@ -16,6 +16,8 @@ from fastavro.schema import SchemaParseException, UnknownType, fingerprint, pars
 
 from ingestd.formats.registry import InvalidSchema
 
+# Logical types of Debezium only: the text of a timestamp with a zone, and a record of the scale and the unscaled value.
+ZONED_TIMESTAMP, SCALED_DECIMAL = "zoned timestamp", "decimal with a scale"
 # Logical types that change the meaning of a value, by the kinds that allow them. Others are ignored.
 _LOGICAL = {
     "date": ("int",),
@@ -27,6 +29,7 @@ _LOGICAL = {
     "local-timestamp-nanos": ("long",),
     "decimal": ("bytes", "fixed"),
     "uuid": ("string", "fixed"),
+    ZONED_TIMESTAMP: ("string",),
 }
 # The logical types of Kafka Connect and Debezium, by `connect.name`. Their converters write only this attribute.
 _CONNECT = {
@@ -36,7 +39,9 @@ _CONNECT = {
     "io.debezium.time.Timestamp": "timestamp-millis",
     "io.debezium.time.MicroTimestamp": "timestamp-micros",
     "io.debezium.time.NanoTimestamp": "timestamp-nanos",
+    "io.debezium.time.ZonedTimestamp": ZONED_TIMESTAMP,
 }
+_SCALED_DECIMAL = "io.debezium.data.VariableScaleDecimal"
 # Names of attributes that fastavro leaves alone, for those that it must not examine.
 _DEFAULT, _UNEXAMINED = "ingestd.default", "ingestd.logicalType"
 NO_DEFAULT = object()
@@ -153,12 +158,18 @@ class _Parser:
         parsed.symbols = tuple(schema.get("symbols", ()))
         parsed.default = schema.get("default", "") if kind == "enum" else ""
         if kind == "record":
-            parsed.fields = tuple(map(self._field, schema["fields"]))
-            if len({field.name for field in parsed.fields}) < len(parsed.fields):
-                raise InvalidSchema(f"it is not an Avro schema: {schema['name']} has two fields of one name")
+            self._read_fields(schema, parsed)
         elif kind in ("array", "map"):
             parsed.children = (self.type(schema["items" if kind == "array" else "values"]),)
         return parsed
+
+    def _read_fields(self, schema: Mapping[str, Any], parsed: AvroType) -> None:
+        parsed.fields = tuple(map(self._field, schema["fields"]))
+        if len({field.name for field in parsed.fields}) < len(parsed.fields):
+            raise InvalidSchema(f"it is not an Avro schema: {schema['name']} has two fields of one name")
+        is_scaled = {(field.name, field.type.kind) for field in parsed.fields} == {("scale", "int"), ("value", "bytes")}
+        if is_scaled and _SCALED_DECIMAL in (schema["name"], schema.get("connect.name")):
+            parsed.logical = SCALED_DECIMAL
 
     def _field(self, field: Mapping[str, Any]) -> AvroField:
         aliases = tuple(map(_name, field.get("aliases", ())))
