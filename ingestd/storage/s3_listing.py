@@ -10,7 +10,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
-from os.path import commonpath
 
 from ingestd.storage.contract import Entry
 
@@ -36,8 +35,7 @@ def list_together(request: Callable[[str, str], Page], prefixes: Iterable[str]) 
     waiting = sorted(set(prefixes))
     while len(waiting) >= _LEAST_DIRECTORIES:
         after = waiting[0]
-        parent = commonpath([waiting[0], waiting[-1]])
-        answer = request(f"{parent}/" if parent else "", after)
+        answer = request(_common_parent(waiting[0], waiting[-1]), after)
         keys = [entry.name for entry in answer.objects]
         if keys != sorted({key for key in keys if key > after}):
             break
@@ -52,6 +50,12 @@ def list_together(request: Callable[[str, str], Page], prefixes: Iterable[str]) 
             break
         waiting = [directory for directory in waiting if directory not in listed]
     return listed
+
+
+def _common_parent(first: str, last: str) -> str:
+    """Return the longest prefix of both that ends with a slash, or ''. The levels `.` and '' are parts of a key."""
+    levels = zip(first.split("/")[:-1], last.split("/")[:-1], strict=False)
+    return "".join(f"{level}/" for level, other in takewhile(lambda pair: pair[0] == pair[1], levels))
 
 
 def _entries(objects: Sequence[Entry], keys: Sequence[str], prefix: str) -> list[Entry]:

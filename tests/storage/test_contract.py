@@ -163,6 +163,13 @@ def test_storage_when_many_directories_are_listed_then_each_has_its_names(case: 
         with pytest.raises(NotFound, match="missing"):
             case.storage.listings([*uris, child(case.table.uri, "missing")])
         assert list(case.storage.entries_of([child(case.table.uri, "missing"), uris[0]])) == [uris[0]]
+    else:  # where `.` is a name like any other
+        dotted = [child(case.table.uri, ".", "q=1", f"p={number}") for number in range(50)]
+        for uri in dotted:
+            case.storage.write(child(uri, "f"), b"1")
+        assert {uri: listing.names for uri, listing in case.storage.listings(dotted).items()} == {
+            uri: ["f"] for uri in dotted
+        }
 
 
 def test_storage_when_something_is_missing_then_not_found_names_it(case: Case) -> None:

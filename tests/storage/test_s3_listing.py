@@ -41,7 +41,7 @@ VALUES = [f"{number}{end}" for number in range(30) for end in ("", "-x", "!", "Ã
 
 
 @pytest.mark.parametrize("objects", [0, 1, 2])
-@pytest.mark.parametrize("parent", ["wh/t/", "wh/t/dt=1/", ""])
+@pytest.mark.parametrize("parent", ["wh/t/", "wh/t/dt=1/", "wh/./t/", "./wh/", "wh//t/", "/", ""])
 def test_listing_when_directories_have_few_objects_then_few_requests_list_them_all(parent: str, objects: int) -> None:
     prefixes = [f"{parent}p={value}/" for value in VALUES]
     markers = prefixes[::2]
