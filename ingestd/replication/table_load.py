@@ -96,10 +96,15 @@ def is_loading_name(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A table of the target: its location, and whether this dump had completed it before."""
+    """A table of the target: its location, and whether this dump had completed it before.
+
+    `without_directory` contains the escaped names of the partitions whose directories were missing on the source, and
+    WHOLE_TABLE if that of the table was.
+    """
 
     table: TableObject
     is_complete: bool
+    without_directory: frozenset[str] = frozenset()
 
     def location(self, partition: str) -> str:
         """Return the location of a partition, or of the table if `partition` is WHOLE_TABLE."""
@@ -142,16 +147,16 @@ class TableLoad:
         """Create the tables, except some; return them by their names on the source."""
         records = (record for record in self.manifest.read(TableRecord) if record.table not in left_out)
         without_directory = self._without_directory()
-        return {record.table: self._create(record, without_directory[record.table, WHOLE_TABLE]) for record in records}
+        return {record.table: self._create(record, without_directory.get(record.table, ())) for record in records}
 
-    def _without_directory(self) -> Mapping[tuple[str, str], dict[str, str]]:
-        """Return the marks of tables and partitions whose directories were missing, by their names."""
-        marks: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+    def _without_directory(self) -> Mapping[str, Collection[str]]:
+        """Return the partitions of each table whose directories were missing; WHOLE_TABLE stands for the table."""
+        partitions: dict[str, list[str]] = {}
         for record in self.manifest.read(WithoutDirectoryRecord):
-            marks[record.table, record.partition] = {WITHOUT_DIRECTORY: "true"}
-        return marks
+            partitions.setdefault(record.table, []).append(record.partition)
+        return partitions
 
-    def _create(self, record: TableRecord, marks: Mapping[str, str]) -> Placed:
+    def _create(self, record: TableRecord, without_directory: Collection[str]) -> Placed:
         metastore = self.target.metastore
         final = find_table(metastore, TableName(self.database, record.table))
         if final is not None and final.parameters.get(CHECKPOINT) == self.dump:
@@ -165,7 +170,9 @@ class TableLoad:
             existing = None
         if existing is None:
             table = TableObject.parse(record.text)
-            parameters = {**without_marks(table.parameters), **marks_of_kind(table), **marks, **self.marks}
+            parameters = {**without_marks(table.parameters), **marks_of_kind(table), **self.marks}
+            if WHOLE_TABLE in without_directory:
+                parameters[WITHOUT_DIRECTORY] = "true"
             parameters[LOADING] = self.dump
             if table.identity:
                 parameters[IDENTITY] = table.identity
@@ -177,7 +184,7 @@ class TableLoad:
         is_special = name.table != record.table and not _PLAIN_NAME.fullmatch(record.table)
         if is_special and existing.location.endswith(f"/{name.table}"):
             existing = self._elsewhere(existing)
-        return Placed(existing, is_complete=False)
+        return Placed(existing, is_complete=False, without_directory=frozenset(without_directory))
 
     def _elsewhere(self, table: TableObject) -> TableObject:
         """Give a new table a directory that has not its name, and return it.
@@ -261,20 +268,17 @@ class TableLoad:
 
     def complete(self, placed: Mapping[str, Placed]) -> None:
         """Create the partitions of tables whose files are in place, and mark the tables as complete."""
-        without_directory = self._without_directory()
         for name, records in groupby(self.manifest.read(PartitionRecord), key=lambda record: record.table):
             if name in placed and not placed[name].is_complete:
                 while some := list(islice(records, _PARTITIONS_AT_ONCE)):
-                    self._add_partitions(placed[name], some, without_directory)
+                    self._add_partitions(placed[name], some)
                     self.observe(LoadStep.PARTITIONS)
         for target in placed.values():
             if not target.is_complete:
                 self._mark_complete(target.table.name)
         self.observe(LoadStep.COMPLETE)
 
-    def _add_partitions(
-        self, placed: Placed, records: list[PartitionRecord], marks: Mapping[tuple[str, str], dict[str, str]]
-    ) -> None:
+    def _add_partitions(self, placed: Placed, records: list[PartitionRecord]) -> None:
         copies = []
         for record in records:
             partition = PartitionObject.parse(record.text)
@@ -283,8 +287,9 @@ class TableLoad:
                 if source_kind(placed.table) is TableKind.EXTERNAL
                 else placed.location(record.partition)
             )
-            parameters = {**without_marks(partition.parameters), **marks[record.table, record.partition]}
-            parameters[CHECKPOINT] = self.dump
+            parameters = {**without_marks(partition.parameters), CHECKPOINT: self.dump}
+            if record.partition in placed.without_directory:
+                parameters[WITHOUT_DIRECTORY] = "true"
             copies.append(partition.copied(placed.table.name, location, parameters))
         add_partitions(self.target.metastore, placed.table, copies)
 
