@@ -7,7 +7,7 @@ it was copied from this version of the source.
 
 The record is a hidden file of the target, so it disappears with it. Times of source and target are never compared,
 because their clocks differ. Files whose names begin with `_` or `.` are neither copied nor removed: Hive ignores them.
-Only the temporary files of copies that were killed are removed from the target.
+Only what copies that were killed have left is removed from the target: their temporary files, and unfinished uploads.
 """
 
 from __future__ import annotations
@@ -115,6 +115,7 @@ class Mirrors:
             _Update(self._storages, pair, trees[pair.source], trees[pair.target], self._copier) for pair in pairs
         ]
         existing = [update for update in updates if update.source.exists]
+        run_all([update.abort_uploads for update in existing], _THREADS)
         run_all([update.prepare for update in existing], _THREADS)
         files = [file for update in existing for file in update.files]
         result = self._copier.copy(files, stop=stop, on_progress=on_progress)
@@ -205,6 +206,14 @@ class _Update:
         self._storage = storages.at(pair.target)
         self._copier = copier
         self._record: Mapping[str, Version] = {}
+
+    def abort_uploads(self) -> None:
+        """Abort the uploads that a killed copy has left, also of files that the source does not have any more.
+
+        One directory may be below another, so no update of the same call may have begun an upload.
+        """
+        self._copier.check()
+        self._storage.abort_uploads(self.pair.target, lambda _: True)
 
     def prepare(self) -> None:
         """Compare the trees, and create directories.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -24,7 +25,7 @@ from ingestd.storage.stream import BytesStream
 from tests.replication.conftest import Root
 from tests.support.daemon import shared_engine
 from tests.support.patience import LIMIT
-from tests.support.s3 import Server
+from tests.support.s3 import BUCKET, Server
 from tests.support.s3_proxy import s3_proxy
 
 
@@ -243,6 +244,19 @@ def test_mirror_when_the_lease_is_lost_then_nothing_is_removed(local_root: Root,
         Mirrors(local_root.storages, Copier(local_root.storages).guarded(lost)).update([pair])
     assert set(_tree(local_root, pair.target)) == {"a", "gone", "dir/gone"}
     assert _update(local_root.storages, pair).removed == 2
+
+
+def test_mirror_when_a_killed_copy_has_left_uploads_then_aborts_those_of_the_target_only(s3: Server) -> None:
+    root = Root(Storages(s3.options), f"s3a://{BUCKET}/{uuid.uuid4().hex}")
+    pair = Mirror(child(root.uri, "source"), child(root.uri, "target"))
+    _put(root, "source/p=1/file", b"content")
+    _update(root.storages, pair)
+    keys = [child(root.uri, path).removeprefix(f"s3a://{BUCKET}/") for path in ("target/p=1/gone", "target2/other")]
+    for key in keys:
+        s3.client().create_multipart_upload(Bucket=BUCKET, Key=key)
+    assert _update(root.storages, pair).copied == 0
+    assert [key in s3.uploads() for key in keys] == [False, True]
+    assert _tree(root, pair.target) == {"p=1/file": b"content"}
 
 
 def test_mirror_when_the_tree_is_large_then_spark_lists_it(processes: None, local_root: Root, pair: Mirror) -> None:
