@@ -9,6 +9,7 @@ is not a dump.
     _state               created first: number, phase, scope and first event
     ...                  manifests, which belong to the dump and the load
     _dumpmetadata        the dump is complete, and its events are final; the format is Hive's
+    _external_tables_info  the directories of external tables, as in the manifest, which the load reads
     _finished_dump       the load may begin
     _loader              the load that may place files (`fence.py`)
     _finished_load       the next dump may begin, after the last event of this one
@@ -28,7 +29,15 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ingestd.errors import ConfigError, OwnershipLost, ReplicationError
-from ingestd.replication.dump_files import UNTIL_FILE, DumpMetadata, DumpState, Owner, Phase, decode_until
+from ingestd.replication.dump_files import (
+    EXTERNAL_FILE,
+    UNTIL_FILE,
+    DumpMetadata,
+    DumpState,
+    Owner,
+    Phase,
+    decode_until,
+)
 from ingestd.replication.lost_tables import lost_tables
 from ingestd.replication.scope import Scope
 from ingestd.storage.contract import AlreadyExists, NotFound, child
@@ -281,6 +290,7 @@ class DumpDirectory:
         return Dump(uri, state, frozenset((_STATE,)))
 
     def _announce(self, dump: Dump, keep: int = 0) -> None:
+        self._show_external(dump)
         self._storage.create(child(dump.uri, _DUMPED), b"")
         entries = list(self._storage.entries(self.uri))
         dumps = self.dumps()
@@ -291,6 +301,13 @@ class DumpDirectory:
         for entry in entries:
             if entry.is_directory and child(self.uri, entry.name) not in kept:
                 self._storage.discard(child(self.uri, entry.name))
+
+    def _show_external(self, dump: Dump) -> None:
+        """Copy `_external_tables_info` from the valid manifest into the root of the dump, where Hive has it."""
+        manifest = self.metadata(dump).payload
+        if manifest is not None:
+            content = self._storage.read(child(child(dump.uri, manifest), EXTERNAL_FILE))
+            self._storage.create(child(dump.uri, EXTERNAL_FILE), content)
 
     def _make(self, *names: str) -> None:
         try:

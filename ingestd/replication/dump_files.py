@@ -16,6 +16,8 @@ from ingestd.replication.scope import Scope
 
 UNTIL_FILE = "_complete_until"
 """In the manifest of a dump that does not contain all events of its time: the Unix time of the last one."""
+EXTERNAL_FILE = "_external_tables_info"
+"""In a manifest, and in a finished dump: the directories of the external tables (`external.py`)."""
 _NULL = r"\N"
 _HINT = "another program has written this file; move the dump directory away, which begins a bootstrap"
 

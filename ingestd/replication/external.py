@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 from ingestd.acid.visibility import is_hidden
 from ingestd.errors import ConfigError, ReplicationError
+from ingestd.replication.dump_files import EXTERNAL_FILE
 from ingestd.replication.manifest import ExternalRecord, Manifest, ManifestWriter
 from ingestd.replication.mirror import Mirror
 from ingestd.storage.contract import child, split
 
-INFO_FILE = "_external_tables_info"
 BASE_KEY = "hive.repl.replica.external.table.base.dir"
 _Levels = tuple[str, ...]
 
@@ -85,16 +85,16 @@ def decoded(content: bytes, where: str) -> list[ExternalDirectory]:
 
 def store_directories(writer: ManifestWriter, listed: Sequence[ExternalDirectory]) -> None:
     """Write `_external_tables_info` into a manifest that is not finished."""
-    writer.write_file(INFO_FILE, encoded(listed))
+    writer.write_file(EXTERNAL_FILE, encoded(listed))
     writer.add(ExternalRecord(len(listed)))
 
 
 def read_directories(manifest: Manifest) -> list[ExternalDirectory]:
     """Return the directories in a manifest. Raises ReplicationError, ManifestIncomplete and StorageUnavailable."""
-    listed = decoded(manifest.read_file(INFO_FILE), child(manifest.directory, INFO_FILE))
+    listed = decoded(manifest.read_file(EXTERNAL_FILE), child(manifest.directory, EXTERNAL_FILE))
     for record in manifest.read(ExternalRecord):  # a dump of an earlier release has none
         if record.directories != len(listed):
-            raise manifest.damaged(INFO_FILE, f"has {len(listed)} lines instead of {record.directories}")
+            raise manifest.damaged(EXTERNAL_FILE, f"has {len(listed)} lines instead of {record.directories}")
     return listed
 
 

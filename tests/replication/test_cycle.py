@@ -16,6 +16,7 @@ from ingestd.replication import cycle
 from ingestd.replication.cycle import Progress, Step
 from ingestd.replication.directory import DumpDirectory, NonRecoverable, Side
 from ingestd.replication.dump_files import Owner
+from ingestd.replication.external import ExternalDirectory, decoded
 from ingestd.replication.statements import ReplLoad
 from ingestd.storage.local import local_path
 from ingestd.storage.storages import Storages
@@ -153,6 +154,22 @@ def test_load_when_the_base_directory_is_wrong_then_succeeds_when_it_is_correcte
     copied = find_table(target.metastore, TableName(pair.target, "e"))
     assert copied is not None
     assert (local_path(copied.location) / "1").read_bytes() == b"one"
+
+
+def test_dump_when_a_table_is_external_then_its_directories_are_in_the_root_of_the_dump_in_both_phases(
+    pair: Pair, tmp_path: Path
+) -> None:
+    table = TableName(pair.database, "e")
+    location = f"file:{tmp_path}/e"
+    make_table(pair.replica.source.metastore, table, parameters=EXTERNAL, location=location)
+    for phase in ("BOOTSTRAP", "INCREMENTAL"):
+        progress = pair.dump().progress
+        file = local_path(progress.directory) / "_external_tables_info"
+        assert (progress.phase, decoded(file.read_bytes(), str(file))) == (
+            phase,
+            [ExternalDirectory("e", "", location)],
+        )
+        pair.load()
 
 
 def test_policy_when_forgotten_then_releases_directory_and_transactions(pair: Pair, transaction: int) -> None:

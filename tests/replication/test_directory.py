@@ -100,6 +100,25 @@ def test_dump_when_killed_after_its_metadata_then_it_is_announced_unchanged(root
     assert source.metadata(_load(source)).to_event == 7
 
 
+def test_dump_when_announced_then_external_tables_info_of_its_valid_manifest_is_in_its_root(root: Root) -> None:
+    source, storage = _directory(root), root.storages.at(root.uri)
+
+    def metadata(dump: Dump, manifest: str) -> DumpMetadata:
+        place = storage.location(dump.uri).make_directory(manifest)
+        storage.create(child(place, "_external_tables_info"), manifest.encode())
+        return replace(_metadata(dump, 7), payload=manifest)
+
+    dump = _begin(source, event=7)
+    storage.create(child(dump.uri, "_dumpmetadata"), metadata(dump, "first").encode())  # and killed
+    assert isinstance(source.begin_dump(SCOPE, _never), Skipped)
+    source.finish_dump(dump, metadata(dump, "second"))
+    assert storage.read(child(dump.uri, "_external_tables_info")) == b"first"
+    _load(source)
+    dump = _begin(source)
+    source.finish_dump(dump, metadata(dump, "third"))
+    assert storage.read(child(dump.uri, "_external_tables_info")) == b"third"
+
+
 def test_dump_when_two_processes_begin_at_once_then_at_most_one_continues(root: Root) -> None:
     source = _directory(root)
 
