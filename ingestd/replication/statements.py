@@ -263,11 +263,16 @@ class _Parser:
         if self._peek("REPLACE"):
             hint = "write the new patterns only; the previous ones are known from the last dump"
             raise error_at(self._token, "REPLACE is not necessary", hint)
+        if self._peek("FROM"):
+            hint = "remove it; a dump begins after the last event that the target has loaded"
+            raise error_at(self._token, "FROM is not necessary", hint)
         return patterns
 
     def _settings(self) -> Mapping[str, str]:
         given: dict[str, str] = {}
         if not self._accept("WITH"):
+            if self._token.kind is not Kind.END and self._token.text != ";" and not self._peek("EXECUTED"):
+                raise self._unexpected("WITH", ("WITH",))
             return given
         self._symbol("(")
         while True:
