@@ -282,7 +282,7 @@ def test_topic_when_missing_on_a_broker_that_creates_topics_then_is_not_created(
     assert checked.returncode == 65, checked.stdout + checked.stderr
     assert "the topic does not exist" in checked.stdout
     daemon = own.drain(config, expect=65)
-    assert [event["reason"] for event in daemon.events("waiting")] == ["TopicMissing"] * 2
+    assert [event["reason"] for event in daemon.events("waiting")].count("TopicMissing") >= 2
     settings = {"bootstrap.servers": broker.servers}
     with pytest.raises(BrokerUnavailable):
         list(read(settings, [OffsetRange(own.name, 0, 0, 5)], ReadLimits(silence_seconds=2)))

@@ -93,7 +93,7 @@ def test_control_database_when_the_metastore_cannot_create_it_then_the_error_nam
     assert "Failed to create external path" in failed["error"]
     assert f"control.database {database}" in failed["error"]
     assert "set control.database to one in which this user may" in failed["error"]
-    assert len(daemon.events("waiting")) == 2
+    assert [event["reason"] for event in daemon.events("waiting")].count("MetastoreDeclined") >= 2
     assert open_transactions(stack.metastore, f"ingestd/{database}/") == []
     assert stack.ids() == []
 
@@ -117,7 +117,7 @@ def test_storage_when_it_denies_a_permission_then_the_mapping_stops_and_leaves_n
     [failed] = daemon.events("failed")
     assert failed["reason"] == "PermissionDenied"
     assert ".ingestd-staging" in failed["error"]
-    assert len(daemon.events("waiting")) == 2
+    assert [event["reason"] for event in daemon.events("waiting")].count("PermissionDenied") >= 2
     assert open_transactions(stack.metastore, f"ingestd/ingestd/{stack.name[-40:]}/") == []
     assert files_below(table) == []
     stack.drain(config)

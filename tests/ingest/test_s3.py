@@ -126,7 +126,7 @@ def test_s3_when_it_denies_a_permission_then_the_mapping_stops_and_leaves_nothin
         assert failed["reason"] == "PermissionDenied"
         assert "AccessDenied" in failed["error"]
         assert f"/{stack.name}/" in failed["error"]
-        assert len(daemon.events("waiting")) == 2
+        assert [event["reason"] for event in daemon.events("waiting")].count("PermissionDenied") >= 2
         assert open_transactions(stack.metastore, f"ingestd/ingestd/{stack.name[-40:]}/") == []
         assert _left(stack, stack.name) == []
         assert stack.ids() == []
