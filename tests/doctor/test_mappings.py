@@ -109,7 +109,7 @@ class _Cases:
             return [{**parameters.values, "numRows": "7"} for parameters in found]
 
         view = WriterView(write_id, read_snapshot(metastore, name))
-        change_parameters(metastore, table, [""], change, view, Wait(Deadline.after(60), threading.Event()))
+        change_parameters(metastore, table, [""], change, view, Wait(Deadline.after(LIMIT), threading.Event()))
         transactions.commit(metastore, txn)
         return name
 

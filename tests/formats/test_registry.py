@@ -23,6 +23,7 @@ from ingestd.formats.registry import InvalidSchema, Registry, RegistryOptions
 from tests.support.avro import encode, schema_of
 from tests.support.certificates import make
 from tests.support.decoding import columns_of, reasons, rows_of
+from tests.support.patience import LIMIT
 from tests.support.registry import RegistryServer, registry_server, serialize
 
 OLD = schema_of({"id": "int"})
@@ -295,7 +296,7 @@ def test_schema_when_the_answer_arrives_byte_by_byte_then_raises_unavailable(
 
 def test_schema_when_the_answer_has_no_end_then_raises_unavailable() -> None:
     with _endless(_HEAD, b" " * (1 << 20), 0.0) as server, pytest.raises(RegistryUnavailable, match="than 64 MiB"):
-        Registry(RegistryOptions(f"http://{server}", timeout=60.0)).schema(1, "AVRO")
+        Registry(RegistryOptions(f"http://{server}", timeout=LIMIT)).schema(1, "AVRO")
 
 
 def _record(name: str, field: object) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from hive_metastore import ttypes
 
-from ingestd.clock import Stopwatch, monotonic, pause
+from ingestd.clock import Deadline, Stopwatch, monotonic, pause
 from ingestd.errors import MetastoreUnavailable
 from ingestd.hive.client import Metastore
 from ingestd.hive.tables import Table, TableName, load_acid_table
@@ -242,9 +242,9 @@ def test_calls_when_the_metastores_stop_in_turn_then_all_threads_continue_on_the
     ports: list[int] = []
 
     def work() -> None:
-        limit = monotonic() + 150
+        limit = Deadline.after(LIMIT)
         metastore.call("get_all_databases")
-        while _port(metastore) == first.port and monotonic() < limit:
+        while _port(metastore) == first.port and not limit.passed:
             metastore.call("get_all_databases")
         ports.append(_port(metastore))
         metastore.close()

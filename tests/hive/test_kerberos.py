@@ -45,7 +45,7 @@ def keytab(kdc: Realm) -> Path:
 
 
 def _client(uri: str, login: Kerberos | Plain | None) -> Metastore:
-    return Metastore(uri, timeout_seconds=60, security=Security(login))
+    return Metastore(uri, timeout_seconds=LIMIT, security=Security(login))
 
 
 def _refusal(uri: str, login: Kerberos | Plain | None, kind: type[IngestdError]) -> IngestdError:

@@ -16,6 +16,7 @@ from ingestd.hive.security import Kerberos, Plain, Protection, Security, Tls
 from tests.support.certificates import make, over_tls
 from tests.support.kerberos import NAME, Realm, secured
 from tests.support.metastore import Home, Process, free_port, metastore
+from tests.support.patience import LIMIT
 from tests.support.users import User, needs_root
 
 PASSWORD = "secret-9"
@@ -134,13 +135,13 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _assert_works(uri: str, security: Security) -> None:
-    with closing(Metastore(uri, timeout_seconds=60, security=security)) as client:
+    with closing(Metastore(uri, timeout_seconds=LIMIT, security=security)) as client:
         assert client.call("get_all_databases") == ["default"]
         assert client.call("partition_name_to_vals", "p=" + "x" * 500_000) == ["x" * 500_000]
 
 
 def _refusal(uri: str, security: Security, kind: type[IngestdError]) -> IngestdError:
-    with closing(Metastore(uri, timeout_seconds=60, security=security)) as client, pytest.raises(kind) as caught:
+    with closing(Metastore(uri, timeout_seconds=LIMIT, security=security)) as client, pytest.raises(kind) as caught:
         client.call("get_all_databases")
     assert type(caught.value) is kind
     assert PASSWORD not in repr(caught.value) + str(caught.value)

@@ -75,7 +75,7 @@ def test_wait_when_a_writer_is_open_then_it_is_waited_for(metastore: Metastore, 
         on_call=lambda method, *_: checked.set() if method == "get_valid_write_ids" else None,
     )
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(_wait, observed, table, WriterRule(60.0, poll_seconds=0.05))
+        waiting = pool.submit(_wait, observed, table, WriterRule(LIMIT, poll_seconds=0.05))
         assert checked.wait(LIMIT)
         transactions.commit(metastore, writer)
         ids = waiting.result(LIMIT).write_ids[table]
@@ -121,7 +121,7 @@ def test_wait_when_a_writer_begins_later_then_the_list_ends_below_its_id(
     observed = Metastore(
         f"thrift://{metastore.preferred_address[0]}:{metastore.preferred_address[1]}", on_call=begin_later
     )
-    ids = _wait(observed, table, WriterRule(60.0, poll_seconds=0.05)).write_ids[table]
+    ids = _wait(observed, table, WriterRule(LIMIT, poll_seconds=0.05)).write_ids[table]
     observed.close()
     assert (ids.high_watermark, ids.open, ids.aborted) == (1, frozenset(), frozenset())
     assert read_transactions(metastore).open >= {later[0].id}

@@ -87,7 +87,7 @@ def test_lock_when_ddl_is_requested_during_the_wait_then_the_commit_precedes_it(
 
 
 def test_commit_when_ddl_waits_for_the_transaction_then_succeeds(stack: Stack, table: TableName) -> None:
-    with connect(stack, lock_seconds=20.0) as connection:
+    with connect(stack, lock_seconds=LIMIT) as connection:
         connection.begin_transaction()
         connection.write(rows(0))
         ddl = _Statement(stack.metastore, table, ttypes.LockType.EXCLUSIVE)

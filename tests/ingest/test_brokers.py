@@ -107,10 +107,10 @@ def test_brokers_when_disturbed_at_random_while_a_quota_delays_records_then_ever
     def grow() -> None:
         partitions = len(_leaders(stack, stack.name))
         if partitions < 8:
-            stack.admin.create_partitions([NewPartitions(stack.name, partitions + 1)])[stack.name].result(30)
+            stack.admin.create_partitions([NewPartitions(stack.name, partitions + 1)])[stack.name].result(LIMIT)
 
     def elect() -> None:
-        stack.admin.elect_leaders(ElectionType.PREFERRED, None).result(30)
+        stack.admin.elect_leaders(ElectionType.PREFERRED, None).result(LIMIT)
 
     done = []
     end = Deadline.after(_SECONDS)

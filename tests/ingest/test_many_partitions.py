@@ -115,6 +115,6 @@ def test_partitions_when_three_thousand_are_new_then_one_transaction_creates_the
     for first in (0, 3000):  # the partitions are new in the first run and exist in the second
         stack.produce({"id": first + n, "p": f"partition number {n:05d}"} for n in range(3000))
         daemon = stack.start(stack.config(), "--until-caught-up")
-        assert daemon.wait(600) == 0
+        assert daemon.wait() == 0
         assert [event["rows"] for event in daemon.events("committed") if event["rows"]] == [3000]
         assert visible_ids(stack.metastore, TableName("default", stack.name)) == list(range(first + 3000))

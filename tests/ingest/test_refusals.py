@@ -34,6 +34,7 @@ from ingestd.streaming import HiveStreamingConnection, SerializationError, Stric
 from tests.support.daemon import shared_engine
 from tests.support.files import files_below
 from tests.support.metastore import Home, Process, metastore
+from tests.support.patience import LIMIT
 from tests.support.stack import Stack
 from tests.support.tables import make_table, visible_ids
 
@@ -173,7 +174,7 @@ def _claim_rows(client: Metastore, table: Table, rows: int) -> None:
     txn, write_id = transactions.begin_writing(client, table.name, "tests")
     view = WriterView(write_id, read_snapshot(client, table.name))
     claimed = {"numRows": str(rows), "COLUMN_STATS_ACCURATE": '{"BASIC_STATS":"true"}'}
-    wait = Wait(Deadline.after(60), threading.Event())
+    wait = Wait(Deadline.after(LIMIT), threading.Event())
     change_parameters(
         client, table, ["day=a"], lambda found: [{**parameters.values, **claimed} for parameters in found], view, wait
     )

@@ -80,7 +80,7 @@ def leases(stack: Stack, tables: _Tables) -> Iterator[threading.Event]:
     txn = transactions.begin(stack.metastore, stack.name)
     for name in tables.partitions:
         lease = TableName("default", f"{name}#ingestd.counting")
-        transactions.take_lease(stack.metastore, txn, lease, Wait(Deadline.after(60), threading.Event()))
+        transactions.take_lease(stack.metastore, txn, lease, Wait(Deadline.after(LIMIT), threading.Event()))
 
     def release() -> None:
         free.wait(LIMIT)

@@ -94,7 +94,7 @@ class _Transactions:
         settings = {"bootstrap.servers": stack.addresses.kafka, "transactional.id": topic}
         # A transaction stays open while a daemon runs, which may take longer than the default of one minute.
         self._producer = Producer(settings | {"transaction.timeout.ms": 600_000})
-        self._producer.init_transactions(60)
+        self._producer.init_transactions(LIMIT)
         self._topic = topic
 
     def write(self, ids: range) -> None:
@@ -104,10 +104,10 @@ class _Transactions:
         assert self._producer.flush(LIMIT) == 0
 
     def commit(self) -> None:
-        self._producer.commit_transaction(60)
+        self._producer.commit_transaction(LIMIT)
 
     def abort(self) -> None:
-        self._producer.abort_transaction(60)
+        self._producer.abort_transaction(LIMIT)
 
 
 def _transactional(cases: _Topics) -> _Transactions:

@@ -26,7 +26,7 @@ def test_loops_when_they_wait_then_hold_no_thread_and_each_is_woken(workers: Wor
     before = set(threading.enumerate())
     members = [workers.worker() for _ in range(300)]
     released = threading.Event()
-    ends = [workers.start(member.wait(60, released.is_set)) for member in members]
+    ends = [workers.start(member.wait(LIMIT, released.is_set)) for member in members]
     names = [thread.name for thread in threading.enumerate() if thread not in before]
     assert not [name for name in names if name.startswith(("mappings", "call", "commit", "stage", "asyncio"))]
     assert not any(end.done() for end in ends)
@@ -43,7 +43,7 @@ def test_wait_when_woken_at_any_moment_then_no_wakeup_is_lost(workers: Workers) 
         """Wait for each of the numbers up to 2,000."""
         seen = 0
         while seen < 2_000:
-            assert await member.wait(30, lambda: counted[0] > seen)  # noqa: B023
+            assert await member.wait(LIMIT, lambda: counted[0] > seen)  # noqa: B023
             seen = counted[0]
         return seen
 

@@ -71,7 +71,7 @@ def test_timestamps_when_a_partition_has_no_record_then_it_counts_as_young(
 ) -> None:
     stack.topic(partitions=1)
     before = now()
-    [found] = reader.read({TopicPartition(stack.name, 0): 0}, seconds=180, stop=threading.Event())
+    [found] = reader.read({TopicPartition(stack.name, 0): 0}, seconds=LIMIT, stop=threading.Event())
     assert before <= found.timestamp <= now()
 
 

@@ -43,7 +43,7 @@ class _HalfSilentBroker(Broker):
         wanted = list(partitions)
         answers = super().find_ends(wanted, seconds)
         late = [partition for partition in wanted if partition.topic == self.silent]
-        if late and not self.released.wait(0 if seconds != self.timeout_seconds else 60):
+        if late and not self.released.wait(0 if seconds != self.timeout_seconds else LIMIT):
             answers |= dict.fromkeys(late, BrokerUnavailable("timed out"))
         return answers
 

@@ -99,7 +99,7 @@ def case(stack: Stack) -> Iterator[Case]:
         yield Case(metastore, between, txn, *writes)
         transactions.abort(stack.metastore, txn.id)
         for write in writes:
-            write.counts.close(Deadline.after(60), threading.Event())
+            write.counts.close(Deadline.after(LIMIT), threading.Event())
 
 
 def _visible(case: Case) -> list[list[int]]:

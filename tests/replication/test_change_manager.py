@@ -29,6 +29,7 @@ from ingestd.sandbox.options import DATANODE
 from ingestd.storage.contract import child
 from ingestd.storage.options import StorageOptions
 from ingestd.storage.storages import Storages
+from tests.support.patience import LIMIT
 from tests.support.replica_compaction import compact_first_write, is_cleaned
 from tests.support.replica_rows import table_of
 from tests.support.replica_tables import make_database, make_table
@@ -75,7 +76,7 @@ class Hadoop:
             made = ensure_partitions(self.source, table, {partition: values}, lambda _names: None)
             location = made[partition].location
         else:
-            wait = Wait(Deadline.after(60.0), threading.Event())
+            wait = Wait(Deadline.after(LIMIT), threading.Event())
             lock(self.source, txn, [WriteLock(name)], wait=wait)
             location, values = table_of(self.source, name).location, []
         storage = self.storages.at(location)

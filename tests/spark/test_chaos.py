@@ -206,7 +206,7 @@ def test_tables_when_processes_of_the_cluster_end_at_random_then_each_record_is_
         while not end.passed:
             chaos.disturb()
     # If the master has forgotten the application, the daemon ends once more.
-    end = Deadline.after(180)
+    end = Deadline.after(LIMIT)
     while not pair.has(flow.sent):
         chaos.restart()
         assert not end.passed, f"seed {_SEED}, {chaos.done}:\n{chaos.daemon.text()[-3000:]}"

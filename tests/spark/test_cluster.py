@@ -25,6 +25,7 @@ from tests.support.cluster import Cluster, elsewhere, other_version, tree
 from tests.support.daemon import DaemonProcess
 from tests.support.every_table import every_table
 from tests.support.files import contains, files_below
+from tests.support.patience import LIMIT
 from tests.support.stack import Stack, eventually
 
 # It must appear nowhere.
@@ -227,7 +228,7 @@ def _is_public(file: Path, root: Path) -> bool:
 
 
 def _page(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=30) as answer:
+    with urllib.request.urlopen(url, timeout=LIMIT) as answer:
         text: str = answer.read().decode()
     return text
 

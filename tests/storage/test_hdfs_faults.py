@@ -303,7 +303,7 @@ def test_storage_when_a_namenode_has_no_port_then_the_default_port_is_used(
     storage = Storages(StorageOptions(timeout=1.0, hdfs=HdfsOptions(properties=properties)))
     with socket.create_server(("127.9.9.9", 8020)) as namenode, ThreadPoolExecutor() as pool:
         request = pool.submit(storage.location, uri)
-        namenode.settimeout(60)
+        namenode.settimeout(LIMIT)
         namenode.accept()[0].close()
         with pytest.raises(StorageUnavailable):
             request.result(LIMIT)

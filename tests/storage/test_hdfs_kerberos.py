@@ -16,6 +16,7 @@ from ingestd.storage.contract import PermissionDenied, child
 from ingestd.storage.hdfs import HdfsStorage
 from ingestd.storage.options import HdfsOptions, StorageOptions
 from tests.support.kerberos import NAME, SHORT_SECONDS, Realm
+from tests.support.patience import LIMIT
 from tests.support.proxy import proxy
 from tests.support.secured_hdfs import SecuredCluster, secured_hdfs
 from tests.support.stack import eventually
@@ -171,7 +172,7 @@ def test_hdfs_when_there_is_a_delegation_token_then_needs_no_ticket_until_the_to
     tokens = cluster.token(tmp_path, ticket)
     monkeypatch.setenv("HADOOP_TOKEN_FILE_LOCATION", str(tokens))
     monkeypatch.setenv("KRB5CCNAME", f"FILE:{tmp_path / 'none'}")
-    options = StorageOptions(timeout=20.0, hdfs=HdfsOptions(properties=cluster.client()))
+    options = StorageOptions(timeout=LIMIT, hdfs=HdfsOptions(properties=cluster.client()))
     file = "hdfs://secured/tokens/file"
     HdfsStorage("hdfs://secured", options).write(file, b"kept")
     assert HdfsStorage("hdfs://secured", options).read(file) == b"kept"

@@ -342,7 +342,9 @@ def test_s3_when_the_environment_provides_a_web_identity_then_its_role_is_assume
     monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/ingestd")
     monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
     monkeypatch.setenv("AWS_ENDPOINT_URL_STS", proxy.endpoint)
-    storage = S3Storage(BUCKET, StorageOptions(timeout=8.0, s3=S3Options(endpoint=proxy.endpoint, region="us-east-1")))
+    storage = S3Storage(
+        BUCKET, StorageOptions(timeout=LIMIT, s3=S3Options(endpoint=proxy.endpoint, region="us-east-1"))
+    )
     storage.write(f"{TABLE}/f", b"1")
     assert storage.read(f"{TABLE}/f") == b"1"
     assert (proxy.requests["POST"], proxy.requests["PUT"], proxy.requests["GET"]) == (1, 1, 1)
@@ -380,7 +382,7 @@ def test_s3_when_credentials_come_from_a_source_then_requests_are_signed_with_th
         monkeypatch.setenv(name, value)
     properties = {f"fs.s3a.{name}": value for name, value in hadoop.items()}
     options = S3Options(endpoint=proxy.endpoint, region="us-east-1", **s3)
-    storage = S3Storage(BUCKET, StorageOptions(timeout=8.0, s3=options, properties=properties))
+    storage = S3Storage(BUCKET, StorageOptions(timeout=LIMIT, s3=options, properties=properties))
     storage.write(f"{TABLE}/f", b"1")
     assert proxy.logins == {"PUT": login}
 

@@ -10,10 +10,10 @@ import json
 import pytest
 
 from tests.streaming.support import client, counted
+from tests.support.patience import LIMIT
 from tests.support.stack import Stack
 
 PROCESSES, CONNECTIONS = 4, 4
-SECONDS = 120
 SECONDS = 120
 
 CLIENTS = """
@@ -88,7 +88,7 @@ def test_sixteen_connections_when_they_write_concurrently_then_each_committed_ro
     ]
     reports = []
     for process in processes:
-        printed = process.communicate(timeout=SECONDS + 240)[0]
+        printed = process.communicate(timeout=SECONDS + LIMIT)[0]
         assert process.returncode == 0, printed
         reports.append(json.loads(printed.splitlines()[-1]))
 

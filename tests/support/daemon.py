@@ -236,7 +236,7 @@ class DaemonThread:
         if self._hold is not None:
             self._hold.release()
         self._thread.join(LIMIT)
-        assert not self.is_running, f"the daemon has not ended after 180 s:\n{self.text()[-3000:]}"
+        assert not self.is_running, f"the daemon has not ended after {LIMIT:.0f} s:\n{self.text()[-3000:]}"
 
 
 Daemon = DaemonProcess | DaemonThread

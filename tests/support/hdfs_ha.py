@@ -20,6 +20,7 @@ from ingestd.sandbox.state import locked
 from ingestd.storage.hdfs import HdfsStorage
 from ingestd.storage.options import StorageOptions
 from tests.support.metastore import free_port, properties_xml
+from tests.support.patience import LIMIT
 from tests.support.stack import eventually
 
 NAME = "pair"
@@ -107,7 +108,7 @@ class Pair:
         """Kill a process."""
         process = self._processes.pop(name)
         process.kill()
-        process.wait(180)
+        process.wait(LIMIT)
 
     def pause(self, name: str) -> None:
         """Suspend a process, and wait until every thread of it has stopped."""

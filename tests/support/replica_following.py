@@ -42,7 +42,6 @@ from tests.support.replica_copying import AT_ONCE
 from tests.support.replica_rows import table_of
 from tests.support.replica_tables import make_database
 
-_LOCK_SECONDS = 60.0
 State = dict[str, object]
 
 
@@ -233,7 +232,7 @@ def place_files(
         side.metastore,
         txn,
         [WriteLock(name, partition=partition)],
-        wait=Wait(Deadline.after(_LOCK_SECONDS), threading.Event()),
+        wait=Wait(Deadline.after(LIMIT), threading.Event()),
     )
     raw = table_of(side.metastore, name)
     values: tuple[str, ...] = ()

@@ -34,11 +34,11 @@ from ingestd.hive.write_ids import committed_transactions, read_snapshot
 from ingestd.storage.contract import child
 from ingestd.storage.local import LocalStorage, local_path
 from ingestd.streaming import ArrowWriter, HiveStreamingConnection
+from tests.support.patience import LIMIT
 from tests.support.replica import Side
 from tests.support.stack import eventually
 
 Rows = list[tuple[int, str]]
-_LOCK_SECONDS = 30.0
 
 
 def table_of(metastore: Metastore, name: TableName) -> TableObject:
@@ -134,7 +134,7 @@ def write_batch(
 
 
 def _lock(side: Side, txn: Transaction, name: TableName, partition: str = "") -> None:
-    wait = Wait(Deadline.after(_LOCK_SECONDS), threading.Event())
+    wait = Wait(Deadline.after(LIMIT), threading.Event())
     lock(side.metastore, txn, [WriteLock(name, partition=partition)], wait=wait)
 
 

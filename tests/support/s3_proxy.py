@@ -181,7 +181,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._trickle()
             return
         self.owner.wait(operation)
-        backend = http.client.HTTPConnection("127.0.0.1", self.owner.backend, timeout=30)
+        backend = http.client.HTTPConnection("127.0.0.1", self.owner.backend, timeout=LIMIT)
         try:
             headers = {name: value for name, value in self.headers.items() if name.lower() != "expect"}
             backend.request(self.command, self.path, body, headers)

@@ -86,7 +86,7 @@ class SecuredCluster:
 
     def make_directory(self, path: str, owner: str, mode: int) -> None:
         """Create a directory that belongs to `owner` and the group `etl`."""
-        client = HdfsClient(self.root, StorageOptions(timeout=20.0, hdfs=self._superuser))
+        client = HdfsClient(self.root, StorageOptions(timeout=LIMIT, hdfs=self._superuser))
         client.run(path, lambda cluster: cluster.mkdirs(path, mode, create_parent=True))
         client.run(path, lambda cluster: cluster.set_owner(path, owner, "etl"))
         client.run(path, lambda cluster: cluster.set_permission(path, mode))
@@ -119,7 +119,7 @@ class SecuredCluster:
         process.kill()
         process.wait(LIMIT)
 
-    def storage(self, principal: str | None = None, keytab: Path | None = None, timeout: float = 20.0) -> HdfsStorage:
+    def storage(self, principal: str | None = None, keytab: Path | None = None, timeout: float = LIMIT) -> HdfsStorage:
         """Return a new storage that logs in with a keytab, or else with the ticket cache."""
         hdfs = HdfsOptions(principal=principal, keytab=keytab, properties=self._client)
         return HdfsStorage(self.root, StorageOptions(timeout=timeout, hdfs=hdfs))

@@ -90,7 +90,7 @@ class SecuredKafka(KafkaBroker):
 
     def _accepts(self, user: str, password: str) -> bool:
         try:
-            AdminClient(self.login(user, password, log_level=2)).list_topics(timeout=5)
+            AdminClient(self.login(user, password, log_level=2)).list_topics(timeout=LIMIT)
         except KafkaException:
             return False
         return True

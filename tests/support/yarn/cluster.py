@@ -130,7 +130,7 @@ class Yarn:
 
     def _metrics(self) -> dict[str, Any]:
         try:
-            with urllib.request.urlopen(f"http://{self._web}/ws/v1/cluster/metrics", timeout=30) as answer:
+            with urllib.request.urlopen(f"http://{self._web}/ws/v1/cluster/metrics", timeout=LIMIT) as answer:
                 found: dict[str, Any] = json.loads(answer.read())["clusterMetrics"]
         except OSError:
             return {"activeNodes": 0, "appsRunning": 0}
