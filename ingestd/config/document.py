@@ -19,6 +19,7 @@ from ingestd.formats.options import uses_registry
 from ingestd.formats.registry import RegistryOptions
 from ingestd.hive.client import addresses
 from ingestd.hive.options import MetastoreOptions
+from ingestd.hive.tables import TableName
 from ingestd.ingest.options import CommitOptions, ControlOptions, DeadLetterOptions, MappingOptions
 from ingestd.kafka.settings import client_faults, setting_faults
 from ingestd.keys import NOT_EMPTY, Doc, Seconds, Setting
@@ -194,9 +195,6 @@ def _reject_faults(document: Document) -> Iterator[ConfigError]:
         if mapping.on_unreadable == "reject" and mapping.on_error == "stop":
             what = "reject has no effect: on_error is stop"
             yield ConfigError(what, where=f"{path}.on_unreadable", hint="set on_error: skip or dead_letter")
-        if letters is None and mapping.on_error == "dead_letter":
-            hint = "write dead_letter: {topic: NAME} or dead_letter: {table: DATABASE.TABLE}"
-            yield ConfigError("is missing, although on_error is dead_letter", where=f"{path}.dead_letter", hint=hint)
         if letters is not None and mapping.on_error != "dead_letter":
             hint = "remove it, or set on_error: dead_letter"
             yield ConfigError("has no effect", where=f"{path}.dead_letter", hint=hint)
@@ -253,9 +251,13 @@ def _with_common_values(document: Document, own: MappingOptions, given: Mapping[
         values = {key: getattr(getattr(own, section), key) for key in given.get(section, {})}
         return replace(getattr(document.defaults, section), **values)
 
+    letters = own.dead_letter
+    if letters is None and own.on_error == "dead_letter":
+        letters = DeadLetterOptions(table=TableName(own.table.database, f"{own.table.table}_rejects"))
     return replace(
         own,
         **{option.name: merged(option.name) for option in fields(DefaultOptions)},
+        dead_letter=letters,
         kafka={**document.kafka, **own.kafka},
         control_database=document.control.database,
         # A reload that changes the registry must not restart other mappings.

@@ -47,7 +47,6 @@ def test_max_rejects_when_invalid_then_error_says_what_it_must_be(value: object)
 
 
 def test_dead_letter_when_its_keys_contradict_each_other_then_each_fault_is_named() -> None:
-    assert _fault({"on_error": "dead_letter"}).startswith("mappings[0].dead_letter: is missing")
     assert _fault({"dead_letter": {"topic": "dead"}}).startswith("mappings[0].dead_letter: has no effect")
     text = _fault({"on_error": "dead_letter", "dead_letter": {"topic": "clicks"}})
     assert text.startswith("mappings[0].dead_letter.topic: must not be a topic of the mapping")
@@ -60,6 +59,12 @@ def test_dead_letter_when_its_keys_contradict_each_other_then_each_fault_is_name
     assert options.dead_letter == DeadLetterOptions("dead")
     options = _options({"on_error": "dead_letter", "dead_letter": {"topic": "dead", "table": "Web.Dead"}})
     assert options.dead_letter == DeadLetterOptions("dead", TableName("web", "dead"))
+
+
+def test_dead_letter_when_missing_then_is_a_table_beside_that_of_the_mapping() -> None:
+    letters = _options({"on_error": "dead_letter", "format": {"tombstones": "dead_letter"}}).dead_letter
+    assert letters == DeadLetterOptions(table=TableName("web", "clicks_rejects"))
+    assert _options({"on_error": "skip"}).dead_letter is None
 
 
 def test_on_unreadable_when_rejects_stop_the_mapping_then_only_stop_is_accepted() -> None:

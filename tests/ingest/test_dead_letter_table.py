@@ -79,22 +79,19 @@ class _Cases:
         return f"{self.stack.name}_{case}"[-40:]
 
     def add(self, case: str, records: Sequence[Record], table: str, topic: str = "") -> None:
-        """Add a mapping whose dead letters are written to `table`, and to `topic` unless it is ''."""
+        """Add a mapping whose dead letters are written to `table`, and to `topic` unless it is ''.
+
+        If `table` is '', the mapping does not say where they are written.
+        """
         name = self.name(case)
         self.stack.topic(1, name, **{"message.timestamp.after.max.ms": str(2**62)})
         self.stack.table("id int", name=f"default.{name}")
         produce_all(self.stack, name, records)
         letters = {"table": table} | ({"topic": topic} if topic else {})
-        self.mappings.append(
-            {
-                "name": name,
-                "topics": [name],
-                "table": f"default.{name}",
-                "format": {"tombstones": "dead_letter"},
-                "on_error": "dead_letter",
-                "dead_letter": letters,
-            }
-        )
+        mapping: dict[str, Any] = {"name": name, "topics": [name], "table": f"default.{name}"}
+        mapping |= {"on_error": "dead_letter", "format": {"tombstones": "dead_letter"}}
+        mapping |= {"dead_letter": letters} if table else {}
+        self.mappings.append(mapping)
 
     def failed(self, case: str) -> dict[str, Any]:
         [event] = [one for one in self.daemon.events("failed") if one["mapping"] == self.name(case)]
@@ -113,6 +110,7 @@ def cases(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> Ite
         topic = stack.topic(1, f"{stack.name}.dead")
         made.add("origin", [*_rows(1, 2), *REJECTS, *_rows(3)], made.shared)
         made.add("both", [*_rows(1), *REJECTS[:2]], made.shared, topic)
+        made.add("default", [*_rows(1), REJECTS[0]], "")
         made.add("columns", [*_rows(1), REJECTS[0]], other)
         made.add("database", [*_rows(1), REJECTS[0]], f"{stack.name}_missing.dead")
         made.daemon = stack.drain(stack.config(*made.mappings), expect=65)
@@ -149,6 +147,14 @@ def test_dead_letters_when_a_topic_and_a_table_are_given_then_both_have_the_same
     ids = sorted(value.decode() for letter in letters for key, value in letter.headers() or [] if key == "ingestd.id")
     assert ids == sorted(row[0] for row in found)
     assert len(ids) == 2
+
+
+def test_table_of_dead_letters_when_none_is_named_then_one_beside_the_table_of_the_mapping_is_created(
+    cases: _Cases,
+) -> None:
+    name = cases.name("default")
+    assert _letters(cases.stack, f"default.{name}_rejects") == [(name, 0, 1)]
+    assert cases.stack.ids(name) == [1]
 
 
 def test_table_of_dead_letters_when_it_has_other_columns_then_the_mapping_stops_and_names_the_first(
