@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import PurePosixPath
+from typing import Any
 
 from ingestd.acid.layout import bucket_name, bucket_property, delta_name
 from tests.support.compaction import request_compaction
 from tests.support.stack import Row, Stack
 
+ALERTS = (
+    "(id int, msg string) PARTITIONED BY (continent string, country string) CLUSTERED BY (id) INTO 5 BUCKETS "
+    "STORED AS ORC TBLPROPERTIES ('transactional'='true', 'no_auto_compaction'='true')"
+)
 ROWS = 60_000  # enough for two Spark tasks
 BUCKETS = 3
 VERSIONS = (1, 2)
@@ -101,3 +106,38 @@ def test_rows_when_two_tasks_write_each_bucket_then_hive_reads_changes_and_compa
     for wait in [request_compaction(stack, f"default.{table}", kind, f"p='{p}'") for table, kind, p in jobs]:
         wait()
     bucketed.compare(deleted, changed)
+
+
+def test_alerts_when_mappings_have_static_and_dynamic_partitions_then_each_record_is_a_row_or_a_reject(
+    stack: Stack,
+) -> None:
+    """The table is that of the example of Hive Streaming."""
+    stack.sql(f"CREATE TABLE {stack.name} {ALERTS}")
+    fixed, dynamic = f"{stack.name}_fixed", f"{stack.name}_dynamic"
+    for topic in (fixed, dynamic):
+        stack.topic(1, topic)
+    stack.produce([b"1,val1", b"2,val2", b"x,val3", b"4,val4"], fixed)
+    stack.produce([b"11,val11,Asia,China", b"12,val12,Asia,India", b"13,val13,Europe,Germany", b"14"], dynamic)
+    common = {"table": f"default.{stack.name}", "on_error": "dead_letter"}
+    delimited = {"type": "delimited", "field_delimiter": ","}
+    static = {"continent": "Asia", "country": "India"}
+    mappings: tuple[dict[str, Any], ...] = (
+        {"topics": [fixed], "partition": static, "format": delimited | {"fields": ["id", "msg"]}},
+        {"topics": [dynamic], "format": delimited | {"fields": ["id", "msg", *static]}},
+    )
+    stack.drain(stack.config(*(common | {"name": mapping["topics"][0][-40:]} | mapping for mapping in mappings)))
+
+    assert sorted(stack.sql(f"SELECT * FROM {stack.name}")) == [
+        (1, "val1", "Asia", "India"),
+        (2, "val2", "Asia", "India"),
+        (4, "val4", "Asia", "India"),
+        (11, "val11", "Asia", "China"),
+        (12, "val12", "Asia", "India"),
+        (13, "val13", "Europe", "Germany"),
+    ]
+    letters = stack.sql(f"SELECT record_topic, record_offset, error_column FROM {stack.name}_rejects")
+    assert sorted(letters) == [(dynamic, 3, ""), (fixed, 2, "id")]
+    for bucket in range(1, 6):
+        sampled = stack.sql(f"SELECT id FROM {stack.name} TABLESAMPLE(BUCKET {bucket} OUT OF 5 ON id)")
+        stored = stack.sql(f"SELECT id FROM {stack.name} WHERE INPUT__FILE__NAME LIKE '%bucket_{bucket - 1:05d}'")
+        assert sorted(sampled) == sorted(stored)
