@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -146,23 +147,24 @@ FIELDS = ("id", "name", "at")
 PATTERN = r"(?s)([^|]*)\|(.*)\|([^|]*)"
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        JsonOptions(),
-        DelimitedOptions(fields=FIELDS, field_delimiter="|"),
-        DelimitedOptions(fields=FIELDS, field_delimiter="|", bad_values="null", surplus="reject"),
-        CsvOptions(fields=FIELDS, field_delimiter="|"),
-        RegexOptions(pattern=PATTERN, fields=FIELDS),
-        JsonOptions(envelope="debezium"),
-        AvroOptions(framing="none", schemas=(SCHEMA,)),
-        AvroOptions(framing="none", schemas=(DEBEZIUM_SCHEMA,)),
-        ProtobufOptions(framing="none", message="shop.Row", descriptor_set=set_of(FILE)),
-        TextOptions(column="name"),
-        BinaryOptions(column="raw"),
-    ],
-    ids=lambda options: options.type,
+OPTIONS: tuple[FormatOptions, ...] = (
+    JsonOptions(),
+    DelimitedOptions(fields=FIELDS, field_delimiter="|"),
+    DelimitedOptions(fields=FIELDS, field_delimiter="|", bad_values="null", surplus="reject"),
+    CsvOptions(fields=FIELDS, field_delimiter="|"),
+    RegexOptions(pattern=PATTERN, fields=FIELDS),
+    JsonOptions(envelope="debezium"),
+    AvroOptions(framing="none", schemas=(SCHEMA,)),
+    AvroOptions(framing="none", schemas=(DEBEZIUM_SCHEMA,)),
+    ProtobufOptions(framing="none", message="shop.Row", descriptor_set=set_of(FILE)),
+    TextOptions(column="name"),
+    BinaryOptions(column="raw"),
 )
+EACH_FORMAT = pytest.mark.parametrize("options", OPTIONS, ids=lambda options: options.type)
+LARGE = 10_000_000
+
+
+@EACH_FORMAT
 @settings(deadline=None, max_examples=30)
 @given(data=st.data(), tombstones=st.sampled_from(TOMBSTONES), repeated=st.sampled_from([1, 40]))
 def test_decode_when_records_are_valid_mutated_or_hostile_then_each_has_the_outcome_that_it_has_alone(
@@ -183,3 +185,26 @@ def test_decode_when_records_are_valid_mutated_or_hostile_then_each_has_the_outc
         record: alone[value] for record, value in enumerate(values) if value is not None or tombstones != "skip"
     }
     assert decoded.skipped == (values.count(None) if tombstones == "skip" else 0)
+
+
+@EACH_FORMAT
+def test_decode_when_values_have_10_mb_then_each_is_a_row_or_a_reject_and_memory_is_limited(
+    options: FormatOptions,
+) -> None:
+    small = _written(options, (7, "Ann", None))
+    text = b'{"name": "' + b"x" * LARGE + b'"}'
+    values = [small, b"\x00" * LARGE, b"\xff" * LARGE, b"[" * LARGE, text, b"1" * LARGE + b"|", small]
+    decoder = decoder_of(options, COLUMNS, None)
+    decoder.decode([small])  # imports modules
+    tracemalloc.start()
+    try:
+        decoded = decoder.decode(values)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    outcomes = _outcomes(decoded, values)
+    assert outcomes.keys() == set(range(len(values)))
+    assert outcomes[0] == outcomes[len(values) - 1] == _alone(decoder, small)
+    assert all(len(reject.reason) < 200 for reject in decoded.rejects)
+    assert peak < 10 * sum(map(len, values))
