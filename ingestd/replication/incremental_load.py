@@ -228,10 +228,12 @@ class _Load:
             self._event = record.event
             if record.type == ALLOCATE:
                 self._allocate(record)
+                self._unstored = record.event
             elif record.type == COMMIT:
                 self._commit(record)
             elif record.type == ABORT:
                 self._replay.abort(record.message["txnid"])
+                self._unstored = record.event
                 self._options.observe(ReplayStep.ABORTED)
             elif record.table not in self._lost:
                 self._define(record)
@@ -287,7 +289,8 @@ class _Load:
         """Replay a change of a definition.
 
         One after which earlier events cannot be replayed any more, such as DROP PARTITION, is applied when these are
-        stored, and stored at once.
+        stored, and stored at once. For example, a write id that was allocated before its table is renamed would be
+        allocated again, to the next table of the old name.
         """
         if not is_repeatable(record):
             self._store()

@@ -20,6 +20,7 @@ from ingestd.hive.objects import TableObject, alter_partitions, drop_partitions,
 from ingestd.hive.partitions import rename_partition
 from ingestd.hive.replay import Replay
 from ingestd.hive.tables import WHOLE_TABLE, TableName
+from ingestd.hive.transactions import abort, begin_writing, commit
 from ingestd.replication.bootstrap_dump import DumpStep
 from ingestd.replication.copy import CopyStopped
 from ingestd.replication.directory import Skipped
@@ -119,6 +120,29 @@ def test_load_when_interrupted_after_an_object_is_gone_then_earlier_changes_of_i
         alter(following, name, comment)
     drop_table(metastore, dropped, delete_data=False)
     alter(following, renamed_from, renamed("new"))
+    following.dump()
+    following.load_interrupted()
+    assert_same(following)
+
+
+def test_load_when_interrupted_after_a_table_is_renamed_in_a_transaction_then_another_one_may_have_its_name(
+    following: Following,
+) -> None:
+    """HiveServer2 allocates a write id for the rename. Under the new name of the table, it would be allocated again."""
+    side, metastore = following.replica.source, following.replica.source.metastore
+    name, dropped = following.name("t"), following.name("dropped")
+    for table in (name, dropped):
+        make_table(metastore, table)
+        write(side, table, INSERT)
+    following.cycle()
+    txn, _ = begin_writing(metastore, name, "tests/rename")
+    alter(following, name, renamed("renamed"))
+    commit(metastore, txn)
+    write(side, dropped, INSERT, then=lambda writer: abort(metastore, writer.id))
+    drop_table(metastore, dropped, delete_data=True)
+    for table in (name, dropped):
+        make_table(metastore, table)
+        write(side, table, INSERT)
     following.dump()
     following.load_interrupted()
     assert_same(following)
