@@ -10,12 +10,12 @@ from typing import Any
 
 _READS = (
     "getName", "getVersion", "get_all_databases", "get_all_table_constraints", "get_all_tables",
-    "get_all_write_event_info", "get_config_value", "get_current_notificationEventId", "get_database", "get_function",
-    "get_functions", "get_max_allocated_table_write_id", "get_metastore_db_uuid", "get_next_notification",
-    "get_not_null_constraints", "get_open_txns", "get_open_txns_info", "get_partition_names",
+    "get_all_write_event_info", "get_config_value", "get_current_notificationEventId", "get_database",
+    "get_foreign_keys", "get_function", "get_functions", "get_max_allocated_table_write_id", "get_metastore_db_uuid",
+    "get_next_notification", "get_not_null_constraints", "get_open_txns", "get_open_txns_info", "get_partition_names",
     "get_partitions_by_names_req", "get_partitions_statistics_req", "get_replication_metrics", "get_scheduled_query",
-    "get_table_objects_by_name_req", "get_table_req", "get_valid_write_ids", "partition_name_has_valid_characters",
-    "partition_name_to_vals", "show_compact", "show_locks",
+    "get_table_objects_by_name_req", "get_table_req", "get_tables_by_type", "get_valid_write_ids",
+    "partition_name_has_valid_characters", "partition_name_to_vals", "show_compact", "show_locks",
 )  # fmt: skip
 REPEATABLE = {
     **dict.fromkeys(_READS, "read only"),

@@ -33,6 +33,8 @@ class Proxy(Losses):
         self._pairs: set[_Pair] = set()
         self._garbled_answers: Counter[str] = Counter()
         self._held: set[str] = set()
+        self._ever_new: frozenset[str] = frozenset()
+        self._seen: set[bytes] | None = None
         self._delays: dict[str, float] = {}
         self.flowing = threading.Event()
         self.flowing.set()
@@ -75,6 +77,15 @@ class Proxy(Losses):
         with self._guard:
             self._garbled_answers[method] += times
 
+    def lose_first_answers(self, *methods: str) -> None:
+        """From now on, lose the answer to each request that differs from all before; of `methods`, to the first one.
+
+        These are methods whose requests differ each time, so that a client that repeats them would never succeed.
+        """
+        with self._guard:
+            self._ever_new = frozenset(methods)
+            self._seen = set()
+
     def hold(self, method: str) -> None:
         """Block further calls of `method` until their client disconnects. The metastore never receives them."""
         self._held.add(method)
@@ -97,11 +108,16 @@ class Proxy(Losses):
         pause(self._delays.get(method, 0.0))
         self.flowing.wait()
 
-    def note(self, method: str) -> tuple[bool, bool, bool]:
+    def note(self, method: str, request: bytes) -> tuple[bool, bool, bool]:
         """Count a call. Return whether to lose it, whether to lose its answer, and whether to garble its answer."""
         with self._guard:
             is_garbled = taken(self._garbled_answers, method)
-        return *self.count(method), is_garbled
+            kind = method.encode() if method in self._ever_new else request
+            is_first = self._seen is not None and kind not in self._seen
+            if self._seen is not None:
+                self._seen.add(kind)
+        is_lost, is_answer_lost = self.count(method)
+        return is_lost, is_answer_lost or is_first, is_garbled
 
     def _accept(self, door: socket.socket) -> None:
         while True:
@@ -147,7 +163,7 @@ class _Pair:
             while piece := self._near.recv(1 << 16):
                 self._proxy.sent += piece
                 if method := _method(piece):
-                    lost, self._losing, self._garbling = self._proxy.note(method)
+                    lost, self._losing, self._garbling = self._proxy.note(method, piece)
                     if lost:
                         break
                     if self._proxy.is_held(method):
