@@ -11,7 +11,7 @@ from ingestd.hive.events import EventsExpired
 from ingestd.hive.objects import change_database
 from ingestd.hive.replay import TargetChanged
 from ingestd.hive.tables import TableName
-from ingestd.hive.transactions import begin_writing, commit
+from ingestd.hive.transactions import abort, begin_writing, commit, open_transactions
 from ingestd.replication.directory import Skipped
 from ingestd.replication.marks import INCOMPATIBLE, LAST_ID
 from tests.support.replica import Replica
@@ -48,6 +48,22 @@ def test_target_when_it_cannot_follow_then_a_bootstrap_is_required(following: Fo
             following.load()
     change_database(metastore, following.target, {LAST_ID: "x"})
     with pytest.raises(ReplicationError, match="'x', which is not a number"):
+        following.load()
+
+
+def test_target_when_another_client_has_ended_a_replicated_transaction_then_a_bootstrap_is_required(
+    following: Following,
+) -> None:
+    side, target = following.replica.source, following.replica.target.metastore
+    make_table(side.metastore, following.name("t"))
+    before = set(open_transactions(target, ""))
+    txn = write(side, following.name("t"), INSERT, then=lambda _: None)
+    following.cycle()
+    (replicated,) = set(open_transactions(target, "")) - before
+    abort(target, replicated)
+    commit(side.metastore, txn)
+    following.dump()
+    with pytest.raises(BootstrapRequired, match="was ended by another client"):
         following.load()
 
 
