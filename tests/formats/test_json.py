@@ -343,6 +343,13 @@ def test_read_when_records_are_similar_then_result_is_the_same_as_one_by_one(dat
                 assert comparable(read.column(0).filter(pa.array(~undecided))) == expected
 
 
+def test_decode_when_a_column_and_a_field_inside_have_one_name_then_each_is_found_in_any_case() -> None:
+    values = [b'{"b": {"B": 1}, "other": 0}', b'{"b": {"B": 2}, "other": 0}', b'{"B": {"B": 3}, "other": 0}']
+    decoded = JsonDecoder(columns_of(a="int", b="struct<b:int>")).decode(values)
+    [batch] = decoded.batches
+    assert batch.column(1).to_pylist() == [{"b": 1}, {"b": 2}, {"b": 3}]
+
+
 def test_read_when_spellings_are_common_then_arrow_reads_the_batch() -> None:
     columns = columns_of(id="bigint", ts="timestamp", amount="decimal(10,2)", flag="boolean", note="string")
     record = '{"id":1,"ts":"2026-11-21T10:00:00Z","amount":1.5,"flag":true,"note":"a \\u00e4 null NaN"}'

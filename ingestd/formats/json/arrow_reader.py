@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -228,16 +229,19 @@ class ArrowReader:
     def _compile_names(self) -> None:
         """Compile a pattern for field names that differ from the current spelling only in case.
 
+        If a column and a field inside of another have one name in two spellings, either may mean either: both match.
         The lookahead for the first letter makes the search fast.
         """
         matching = _alternatives(self._record.fields[index].spelling for index in self._matching)
         self._any_name = rb"^\s*\{\s*\}\s*$|" + rb'[^\\]"(?:' + matching + rb')"\s*:'
         spelled = sorted(set(self._record.spellings()))
+        counts = Counter(map(str.lower, spelled))
         ours = _alternatives(spelled)
+        certain = _alternatives(name for name in spelled if counts[name.lower()] == 1)
         self._has_only_ascii = all(map(str.isascii, spelled))
         names = [name.encode() for name in spelled]
         letters = re.escape(bytes({name[0] for name in (*map(bytes.lower, names), *map(bytes.upper, names))}))
-        self._other_case = re.compile(b'"(?=[' + letters + b"])(?!(?:" + ours + b')")(?i:' + ours + rb')"[ \t\r]*:')
+        self._other_case = re.compile(b'"(?=[' + letters + b"])(?!(?:" + certain + b')")(?i:' + ours + rb')"[ \t\r]*:')
 
     def _has_other_spelling(self, text: bytes) -> bool:
         """Return whether a field's name may occur in a spelling that pyarrow did not recognize."""
