@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -15,8 +16,9 @@ import pytest
 from confluent_kafka import Producer
 
 from ingestd.hive.control import find_control_table
-from ingestd.hive.tables import TableName
+from ingestd.hive.tables import TableName, load_acid_table
 from ingestd.sandbox import Addresses
+from ingestd.storage.local import local_path
 from tests.support.avro import encode, schema_of, single_object
 from tests.support.command import Result, Run
 from tests.support.patience import LIMIT
@@ -353,6 +355,62 @@ def test_preview_when_the_table_will_be_altered_then_shows_all_fields_and_statem
     assert stack.sql(f"DESCRIBE {stack.name}") == stack.sql(f"DESCRIBE {stack.name}_by_hive")
 
 
+def test_preview_when_the_mapping_then_runs_then_all_that_it_has_shown_happens(run: Run, stack: Stack) -> None:
+    stack.topic(1)
+    stack.sql(
+        f"CREATE TABLE {stack.name} (id int, note string, place bigint) PARTITIONED BY (day string)"
+        " CLUSTERED BY (id) INTO 3 BUCKETS STORED AS ORC TBLPROPERTIES ('transactional'='true')"
+    )
+    count = 2_000
+    # ORC cannot compress the texts, so that headers and footers are a small part of the files.
+    stack.produce(
+        {
+            "id": "x" if n % 100 == 7 else n,
+            "note": hashlib.sha512(b"%d" % n).hexdigest(),
+            "day": f"d{n % 2}",
+            "price": n / 2,
+            "later": None,
+        }
+        for n in range(count)
+    )
+    letters = f"default.{stack.name}_dead"
+    mapping = {
+        "schema_evolution": "add_columns",
+        "columns": {"place": "offset"},
+        "on_error": "dead_letter",
+        "dead_letter": {"table": letters},
+        "commit": {"rows": count, "bytes": "1GiB", "interval": "10m"},
+    }
+    config = stack.config(mapping)
+    shown = Topic(stack, config).preview(run, "--at", 0, "--limit", count).json
+    daemon = stack.drain(config)
+
+    bucket = "CAST(regexp_extract(INPUT__FILE__NAME, 'bucket_([0-9]+)', 1) AS int)"
+    stored = stack.sql(f"SELECT place, concat('day=', day), {bucket}, id, note, price FROM {stack.name} ORDER BY place")
+    names = ("id", "note", "price")
+    assert [
+        (row["offset"], row["table_partition"], row["bucket"], *(row["values"][name] for name in names))
+        for row in shown["rows"]
+    ] == [(*places, str(number), note, str(price)) for *places, number, note, price in stored]
+    assert len(stored) == count - count // 100
+    rejects = [(reject["offset"], reject["column"], reject["reason"]) for reject in shown["rejects"]]
+    assert rejects == stack.sql(
+        f"SELECT record_offset, error_column, error_reason FROM {letters} ORDER BY record_offset"
+    )
+    ran = [event["statement"] for event in daemon.events("table_created")]
+    ran += [statement for event in daemon.events("table_altered") for statement in event["statements"]]
+    assert shown["statements"] == ran
+    assert len(ran) == 2
+    assert shown["unstored"] == ["later"]
+    [commit] = [event for event in daemon.events("committed") if event["rows"]]
+    estimate = shown["estimate"]
+    assert (estimate["records"], estimate["rows"]) == (commit["records"], commit["rows"])
+    assert estimate["partitions"] == len(stack.sql(f"SHOW PARTITIONS {stack.name}"))
+    table = load_acid_table(stack.metastore, TableName("default", stack.name))
+    size = sum(file.stat().st_size for file in local_path(table.location).glob("day=*/delta_*/bucket_*"))
+    assert 0.5 < estimate["bytes"] / size < 2
+
+
 def test_preview_when_the_mapping_has_sql_then_shows_the_result_and_check_examines_it(stack: Stack) -> None:
     stack.topic(1)
     table = stack.table("id int, tag string")
@@ -375,6 +433,12 @@ def test_preview_when_the_mapping_has_sql_then_shows_the_result_and_check_examin
     problem = findings[f"mapping {other['name']}, where"]["problem"]
     assert (problem["reason"], problem["error"]) == ("ConfigError", "a subquery is not allowed")
     assert stack.count(name=table) == 0
+
+    stack.drain(stack.config({"where": "id <> 2", "transform": transform, "on_error": "skip"}))
+    columns = list(rows[0][1])
+    assert sorted(stack.sql(f"SELECT CAST(id AS string), tag FROM {stack.name}")) == [
+        tuple(values[column] for column in columns) for _, values in rows
+    ]
 
 
 def _command(*arguments: object) -> Any:
