@@ -28,7 +28,8 @@ def test_page_then_has_a_section_for_each_format() -> None:
 
 def test_examples_when_a_daemon_runs_them_then_the_tables_have_the_rows_of_the_page(stack: Stack) -> None:
     found = examples()
-    mappings = [_prepared(stack, example) for example in found]
+    topics: dict[str, str] = {}
+    mappings = [_prepared(stack, example, topics) for example in found]
 
     stack.drain(stack.config(*mappings))
 
@@ -87,12 +88,14 @@ def test_page_when_a_copy_of_ingestd_has_its_new_format_then_the_format_has_the_
     assert rejects == len(found.example.records) - len(rows)
 
 
-def _prepared(stack: Stack, example: Example) -> dict[str, Any]:
-    """Create the table and the topic, produce the records, and return the mapping."""
+def _prepared(stack: Stack, example: Example, topics: dict[str, str]) -> dict[str, Any]:
+    """Create the table, and the topic of the section unless it exists; produce the records, and return the mapping."""
     name = f"{stack.name}_{example.mapping['name']}"
     table = stack.table(example.columns, example.partitioned, name=f"default.{name}")
-    assert stack.produce(example.records, stack.topic(2, name)) == len(example.records) > 0
-    return {**example.mapping, "name": name[-40:], "topics": [name], "table": table}
+    if example.section not in topics:
+        topics[example.section] = stack.topic(2, name)
+        assert stack.produce(example.records, name) == len(example.records) > 0
+    return {**example.mapping, "name": name[-40:], "topics": [topics[example.section]], "table": table}
 
 
 def _rows(stack: Stack, example: Example, table: str) -> list[tuple[str, ...]]:

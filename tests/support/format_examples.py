@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "formats.md"
 
 @dataclass(frozen=True)
 class Example:
-    """One example.
+    """One example. Several of a section have the same records.
 
     `columns` and `partitioned` are the parts of the CREATE TABLE statement, and `names` the columns of the rows. The
     values of rows are text.
@@ -40,14 +40,16 @@ class NewFormat:
 
 def examples() -> list[Example]:
     """Return the examples of the formats in the order of the page."""
-    return [_example(section) for section in _sections() if "```sql" in section and "```diff" not in section]
+    sections = [section for section in _sections() if "```sql" in section and "```diff" not in section]
+    return [example for section in sections for example in _examples(section)]
 
 
 def new_format() -> NewFormat:
     """Return the format that the page adds."""
     [section] = [section for section in _sections() if "```diff" in section]
     blocks = _blocks(section)
-    return NewFormat(blocks["python"], blocks["diff"], _example(section))
+    [example] = _examples(section)
+    return NewFormat(blocks["python"], blocks["diff"], example)
 
 
 def changed(text: str, diff: str) -> str:
@@ -67,23 +69,24 @@ def _blocks(section: str) -> dict[str, str]:
     return dict(re.findall(r"^```(\w+)\n(.*?)^```", section, re.MULTILINE | re.DOTALL))
 
 
-def _example(section: str) -> Example:
+def _examples(section: str) -> list[Example]:
+    """Return an example for each mapping of a section, which has a table for each, and as many tables of rows."""
     blocks = _blocks(section)
-    table = re.search(r"CREATE TABLE \S+ \((.*?)\)(?: PARTITIONED BY \((.*)\))?$", blocks["sql"], re.MULTILINE)
-    assert table, section
-    result = re.search(r"(?:^\|.*\n)+", section.rpartition("```")[2], re.MULTILINE)
-    assert result, section
-    names, _, *rows = (tuple(cell.strip() for cell in line[1:-1].split(" | ")) for line in result[0].splitlines())
-    [mapping] = yaml.safe_load(blocks["yaml"])
-    return Example(
-        section=section.splitlines()[0],
-        columns=table[1],
-        partitioned=table[2] or "",
-        mapping=mapping,
-        records=_records(blocks),
-        names=names,
-        rows=tuple(rows),
-    )
+    mappings = yaml.safe_load(blocks["yaml"])
+    tables = re.findall(r"CREATE TABLE \S+ \((.*?)\)(?: PARTITIONED BY \((.*)\))?$", blocks["sql"], re.MULTILINE)
+    results = re.findall(r"(?:^\|.*\n)+", section.rpartition("```")[2], re.MULTILINE)
+    assert len(mappings) == len(tables) <= len(results), section
+    return [
+        _example(section.splitlines()[0], columns, partitioned, mapping, _records(blocks), result)
+        for mapping, (columns, partitioned), result in zip(mappings, tables, results, strict=False)
+    ]
+
+
+def _example(
+    section: str, columns: str, partitioned: str, mapping: dict[str, Any], records: tuple[bytes, ...], result: str
+) -> Example:
+    names, _, *rows = (tuple(cell.strip() for cell in line[1:-1].split(" | ")) for line in result.splitlines())
+    return Example(section, columns, partitioned, mapping, records, names, tuple(rows))
 
 
 def _records(blocks: dict[str, str]) -> tuple[bytes, ...]:
