@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -97,8 +98,19 @@ def _check_page(client: Client, good: str, bad: str) -> None:
         page.wait("the button", lambda: page.all("[data-preview=show]"))
         page.all("[data-preview=show]")[0].click()
         page.wait("the preview", lambda: "'seven' is not a number" in page.text("[data-preview=result]"))
-        assert "dt=2026-11-0" in page.text("[data-preview=result]")
+        shown = client.post(f"/mappings/{bad}/preview").json
+        rows = [f"{_place(row)} {row['table_partition']} {row['values']['id']}" for row in shown["rows"]]
+        rejects = [f"{_place(reject)} {reject['column']} {reject['reason']}" for reject in shown["rejects"]]
+        assert (len(rows), len(rejects)) == (19, 1)
+        lines = [" ".join(text.split()) for text in page.texts("[data-preview=result] tbody tr")]
+        assert lines == rows + rejects
+        assert "20 records: 19 rows, 1 reject" in page.text("[data-preview=result]")
+        assert "Estimate: a transaction of 1,000,000 records" in page.text("[data-preview=result]")
         assert page.complaints() == []
+
+
+def _place(record: dict[str, Any]) -> str:
+    return f"{record['topic']}[{record['partition']}] {record['offset']:,}"
 
 
 def _check_changes(client: Client, name: str) -> None:
