@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,8 @@ from tests.support.command import Result, Run
 from tests.support.patience import LIMIT
 from tests.support.segments import flip_last_bits
 from tests.support.stack import Stack
+
+_PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
 
 
 @dataclass(frozen=True)
@@ -409,6 +412,28 @@ def test_preview_when_the_mapping_then_runs_then_all_that_it_has_shown_happens(r
     table = load_acid_table(stack.metastore, TableName("default", stack.name))
     size = sum(file.stat().st_size for file in local_path(table.location).glob("day=*/delta_*/bucket_*"))
     assert 0.5 < estimate["bytes"] / size < 2
+
+
+def test_preview_then_prints_the_example_of_the_page(run: Run, stack: Stack) -> None:
+    section = _PAGE.read_text(encoding="utf-8").partition("## `ingestd preview`")[2]
+    example = re.search(r"^```console\n\$ ingestd (.+) ingestd\.yaml\n((?:.*\n)+?)```", section, re.MULTILINE)
+    assert example
+    stack.topic(2)
+    stack.table("id int, amount decimal(10,2), note string", "dt string")
+    row = {"id": 7, "amount": 1.5, "note": "first", "dt": "2026-11-01"}
+    reject = {"id": 9, "amount": "abc", "note": "", "dt": "2026-11-02"}
+    stack.produce([*[b"{}"] * 1040, row, reject], partition=0)
+    stack.produce([*[b"{}"] * 998, {"id": 8, "amount": None, "note": "", "dt": "2026-11-02"}], partition=1)
+    arguments = example[1].replace("clicks", stack.name[-40:]).split()
+
+    printed = run(*arguments, stack.config()).out.replace(stack.name, "clicks")
+
+    # Columns are as wide as the name of the topic, and sizes depend on the compression.
+    assert [_words(line) for line in printed.splitlines()] == [_words(line) for line in example[2].splitlines()]
+
+
+def _words(line: str) -> list[str]:
+    return re.sub(r"[\d.]+ [kM]B", "SIZE", line).split()
 
 
 def test_preview_when_the_mapping_has_sql_then_shows_the_result_and_check_examines_it(stack: Stack) -> None:
