@@ -350,6 +350,22 @@ def test_decode_when_a_column_and_a_field_inside_have_one_name_then_each_is_foun
     assert batch.column(1).to_pylist() == [{"b": 1}, {"b": 2}, {"b": 3}]
 
 
+def test_read_when_a_column_and_a_field_inside_have_one_name_in_two_spellings_then_arrow_reads_the_batch() -> None:
+    columns = columns_of(id="int", inner="struct<id:int,ids:array<struct<id:int>>>")
+    reader = ArrowReader(columns)
+    usual = b'{"Id":1,"inner":{"id":2,"ids":[{"ID":3},{"ID":4}]},"other":0}'
+    batch, undecided = reader.read([usual, b'{"inner":{"ids":[]},"other":0}'])
+    assert undecided.tolist() == [False, False]
+    assert batch.to_pylist() == [
+        {"id": 1, "inner": {"id": 2, "ids": [{"id": 3}, {"id": 4}]}},
+        {"id": None, "inner": {"id": None, "ids": []}},
+    ]
+    others = [usual.replace(b"Id", b"id"), usual.replace(b"{", b'{"id":9,', 1), usual.replace(b'"ID":4', b'"Id":4')]
+    for other in others:
+        with pytest.raises(NotColumnar):
+            reader.read([usual, other])
+
+
 def test_read_when_spellings_are_common_then_arrow_reads_the_batch() -> None:
     columns = columns_of(id="bigint", ts="timestamp", amount="decimal(10,2)", flag="boolean", note="string")
     record = '{"id":1,"ts":"2026-11-21T10:00:00Z","amount":1.5,"flag":true,"note":"a \\u00e4 null NaN"}'

@@ -5,7 +5,7 @@ Invariant: a converted value equals the result of `nested.converter`, or is repo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -87,6 +87,16 @@ class ArrowField:
             return False
         self._is_quoted = quoted
         return True
+
+    def count(self, array: pa.Array, names: Collection[str]) -> int:
+        """Return how many values other than null the fields of these names have, among this field and those inside.
+
+        `names` are in lower case, and `array` is what pyarrow has read for this field.
+        """
+        count = len(array) - array.null_count if self.spelling.lower() in names else 0
+        if self.kind.kind == "array":
+            return count + self.fields[0].count(array.values, names)
+        return count + sum(field.count(array.field(place), names) for place, field in enumerate(self.fields))
 
     def convert(self, array: pa.Array, unit: str) -> tuple[pa.Array, Mask | None]:
         """Convert values that pyarrow has read; timestamps get the unit, ns or us.

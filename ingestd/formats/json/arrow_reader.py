@@ -164,11 +164,11 @@ class ArrowReader:
         """Convert what pyarrow has read, and add the rows with values that are not converted to `undecided`."""
         if table.num_rows != len(undecided):
             raise NotColumnar
-        if self._other_fields != _REJECT and (has_constant(text) or self._has_other_spelling(text)):
+        arrays = [chunked.combine_chunks() for chunked in table.columns]
+        if self._other_fields != _REJECT and (has_constant(text) or self._has_other_spelling(text, arrays)):
             raise NotColumnar
         if maps and self._has_escaped_name(text):
             raise NotColumnar
-        arrays = [chunked.combine_chunks() for chunked in table.columns]
         timestamps = self._timestamp_columns([arrays[index] for index in self._timestamps], undecided)
         unit = timestamps[0].type.unit if timestamps else "ns"
         converted = dict(zip(self._timestamps, timestamps, strict=True)) | dict(maps)
@@ -227,29 +227,35 @@ class ArrowReader:
         return before != self._record.spellings()
 
     def _compile_names(self) -> None:
-        """Compile a pattern for field names that differ from the current spelling only in case.
+        """Compile patterns for field names that pyarrow may not recognize.
 
-        If a column and a field inside of another have one name in two spellings, either may mean either: both match.
-        The lookahead for the first letter makes the search fast.
+        Most of them differ only in case from all spellings. If a column and a field inside of another have one name in
+        two spellings, each may occur in place of the other. The lookahead for the first letter makes the search fast.
         """
         matching = _alternatives(self._record.fields[index].spelling for index in self._matching)
         self._any_name = rb"^\s*\{\s*\}\s*$|" + rb'[^\\]"(?:' + matching + rb')"\s*:'
         spelled = sorted(set(self._record.spellings()))
         counts = Counter(map(str.lower, spelled))
-        ours = _alternatives(spelled)
-        certain = _alternatives(name for name in spelled if counts[name.lower()] == 1)
+        self._ambiguous = {name for name, count in counts.items() if count > 1}
         self._has_only_ascii = all(map(str.isascii, spelled))
-        names = [name.encode() for name in spelled]
-        letters = re.escape(bytes({name[0] for name in (*map(bytes.lower, names), *map(bytes.upper, names))}))
-        self._other_case = re.compile(b'"(?=[' + letters + b"])(?!(?:" + certain + b')")(?i:' + ours + rb')"[ \t\r]*:')
+        self._other_case = _in_any_case(spelled, excluded=spelled)
+        self._any_case = _in_any_case(sorted(self._ambiguous)) if self._ambiguous else None
 
-    def _has_other_spelling(self, text: bytes) -> bool:
-        """Return whether a field's name may occur in a spelling that pyarrow did not recognize."""
+    def _has_other_spelling(self, text: bytes, arrays: Sequence[pa.Array]) -> bool:
+        """Return whether a field's name may occur in a spelling that pyarrow did not recognize.
+
+        `arrays` is what it has read. It has recognized an ambiguous name everywhere if each has led to a value.
+        """
         if self._has_escaped_name(text):
             return True
         if not text.isascii() and (_KELVIN_SIGN in text or not self._has_only_ascii):
             return True
-        return self._other_case.search(text) is not None
+        if self._other_case.search(text) is not None:
+            return True
+        if self._any_case is None:
+            return False
+        read = sum(field.count(part, self._ambiguous) for field, part in zip(self._record.fields, arrays, strict=True))
+        return read != len(self._any_case.findall(text))
 
     def _has_escaped_name(self, text: bytes) -> bool:
         """Return whether a name may contain an escape sequence.
@@ -261,6 +267,14 @@ class ArrowReader:
         offsets = pa.py_buffer(np.array([0, len(text)], np.int32))
         whole = pa.BinaryArray.from_buffers(pa.binary(), 1, [None, offsets, pa.py_buffer(text)])
         return bool(pc.match_substring_regex(whole, _ESCAPED_NAME)[0].as_py())
+
+
+def _in_any_case(names: Sequence[str], excluded: Sequence[str] = ()) -> re.Pattern[bytes]:
+    """Return a pattern for fields that have one of the names in any case, except those in `excluded`."""
+    texts = [text for name in map(str.encode, names) for text in (name.lower(), name.upper())]
+    letters = re.escape(bytes({text[0] for text in texts}))
+    other = b"(?!(?:" + _alternatives(excluded) + b')")' if excluded else b""
+    return re.compile(b'"(?=[' + letters + b"])" + other + b"(?i:" + _alternatives(names) + rb')"[ \t\r]*:')
 
 
 def _alternatives(names: Iterable[str]) -> bytes:
