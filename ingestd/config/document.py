@@ -202,17 +202,21 @@ def _reject_faults(document: Document) -> Iterator[ConfigError]:
             what = "dead_letter needs on_error: dead_letter"
             yield ConfigError(what, where=f"{path}.format.tombstones", hint="set on_error, or another value")
         if letters is not None:
-            yield from _letter_faults(mapping, letters, f"{path}.dead_letter")
+            yield from _letter_faults(document, mapping, letters, f"{path}.dead_letter")
 
 
-def _letter_faults(mapping: MappingOptions, letters: DeadLetterOptions, path: str) -> Iterator[ConfigError]:
+def _letter_faults(
+    document: Document, mapping: MappingOptions, letters: DeadLetterOptions, path: str
+) -> Iterator[ConfigError]:
     if not letters.topic and letters.table is None:
         yield ConfigError("must name a topic or a table", where=path, hint="set topic, table, or both")
     if letters.topic in mapping.topics:
         what = "must not be a topic of the mapping, which would read its own dead letters"
         yield ConfigError(what, where=f"{path}.topic", hint="choose another topic")
-    if letters.table == mapping.table:
-        yield ConfigError("must not be the table of the mapping", where=f"{path}.table", hint="choose another table")
+    for other in document.mappings:
+        if letters.table == other.table:
+            what = f"must not be the table of the mapping {other.name}"
+            yield ConfigError(what, where=f"{path}.table", hint=f"set {path}.table to another table")
 
 
 def _missing_registry(document: Document) -> Iterator[ConfigError]:

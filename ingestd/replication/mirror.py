@@ -210,10 +210,15 @@ class _Update:
     def abort_uploads(self) -> None:
         """Abort the uploads that a killed copy has left, also of files that the source does not have any more.
 
-        One directory may be below another, so no update of the same call may have begun an upload.
+        One directory may be below another, so no update of the same call may have begun an upload. Those below hidden
+        directories belong to others.
         """
         self._copier.check()
-        self._storage.abort_uploads(self.pair.target, lambda _: True)
+        self._storage.abort_uploads(self.pair.target, self._is_copied)
+
+    def _is_copied(self, file: str) -> bool:
+        *directories, _ = file.removeprefix(self.pair.target).strip("/").split("/")
+        return not any(map(is_hidden, directories))
 
     def prepare(self) -> None:
         """Compare the trees, and create directories.

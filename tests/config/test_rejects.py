@@ -54,7 +54,7 @@ def test_dead_letter_when_its_keys_contradict_each_other_then_each_fault_is_name
     assert text.startswith("mappings[0].format.tombstones: dead_letter needs on_error: dead_letter")
     assert "dead_letter: must name a topic or a table" in _fault({"on_error": "dead_letter", "dead_letter": {}})
     text = _fault({"on_error": "dead_letter", "dead_letter": {"table": "web.clicks"}})
-    assert text.startswith("mappings[0].dead_letter.table: must not be the table of the mapping")
+    assert text.startswith("mappings[0].dead_letter.table: must not be the table of the mapping clicks")
     options = _options({"on_error": "dead_letter", "dead_letter": {"topic": "dead"}, "max_rejects": "1%"})
     assert options.dead_letter == DeadLetterOptions("dead")
     options = _options({"on_error": "dead_letter", "dead_letter": {"topic": "dead", "table": "Web.Dead"}})

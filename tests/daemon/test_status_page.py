@@ -219,7 +219,7 @@ def test_charts_when_a_span_is_chosen_then_show_it_or_as_much_of_it_as_there_is(
 ) -> None:
     page.open(f"{url}#/mappings/clicks")
     page.wait("the charts", lambda: page.all(".chart path.line"))
-    assert _axis(page)[0] != "−1 h"  # but as long as the daemon has run
+    assert not _axis(page)[0].endswith("h")  # but as long as the daemon has run
     for _ in range(7 * 360):
         history.add(fleet.monitors, 10)
     for span, axis, points in (

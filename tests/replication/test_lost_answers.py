@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from ingestd.clock import Deadline
 from ingestd.errors import MetastoreUnavailable
 from ingestd.hive.client import Metastore
 from ingestd.hive.leases import all_claims
@@ -22,6 +23,7 @@ from ingestd.replication.cycle import Result, Step
 from ingestd.replication.scope import Scope
 from ingestd.replication.verify import verify
 from ingestd.storage.storages import Storages
+from tests.support.patience import LIMIT
 from tests.support.proxy import Proxy, proxy
 from tests.support.replica import Side
 from tests.support.replica_policies import Pair
@@ -84,12 +86,13 @@ class _Attacked:
     def complete(self, step: Callable[[Cluster], Result]) -> None:
         """Repeat a step until it succeeds, as a policy does."""
         self.between.lose_answer("alter_database")
-        while True:
+        deadline, result = Deadline.after(LIMIT), None
+        while result is None:
             try:
                 result = step(self.cluster)
-            except MetastoreUnavailable:
-                continue
-            break
+            except MetastoreUnavailable:  # noqa: PERF203 - the loop is there to repeat the step
+                if deadline.passed:
+                    raise
         assert (result.skipped, result.lost) == ("", ())
 
 

@@ -148,7 +148,7 @@ def letter_target(options: MappingOptions) -> DeadLetterOptions:
         raise ConfigError(
             "the mapping writes no dead letters",
             where=f"mapping {options.name}",
-            hint="set on_error: dead_letter, and dead_letter",
+            hint="set on_error: dead_letter",
         )
     return options.dead_letter
 
