@@ -11,7 +11,7 @@ from ingestd.formats.avro.columns import columns_of, needed_columns, unstored_fi
 from ingestd.formats.avro.schema import read_schema
 from ingestd.formats.registry import InvalidSchema
 from ingestd.schema import Column, HiveType
-from tests.support.avro import logical, schema_of
+from tests.support.avro import ZONED_TIMESTAMP, logical, schema_of
 
 INNER = {"type": "record", "name": "inner", "fields": [{"name": "X", "type": "int"}]}
 
@@ -34,6 +34,8 @@ def _columns(*schemas: dict[str, Any]) -> dict[str, str]:
         ({"type": "fixed", "name": "f", "size": 4}, "binary"),
         ({"type": "enum", "name": "e", "symbols": ["A"]}, "string"),
         (logical("string", "uuid"), "string"),
+        (ZONED_TIMESTAMP, "string"),
+        (["null", ZONED_TIMESTAMP, {"type": "enum", "name": "e", "symbols": ["A"]}], "string"),
         (logical("bytes", "decimal", precision=20, scale=4), "decimal(20,4)"),
         (logical("int", "date"), "date"),
         (logical("long", "timestamp-micros"), "timestamp"),
@@ -96,6 +98,16 @@ def test_schemas_when_they_differ_then_columns_store_the_records_of_both() -> No
     }
     with pytest.raises(InvalidSchema, match="field a of several schemas"):
         _columns({"a": "int"}, {"a": "string"})
+
+
+def test_schemas_when_a_text_is_a_timestamp_of_debezium_in_one_of_them_then_its_column_is_a_string() -> None:
+    def fields(text: Any) -> dict[str, Any]:
+        inner = {"type": "record", "name": "r", "fields": [{"name": "at", "type": text}]}
+        return {"at": text, "s": inner, "a": {"type": "array", "items": text}, "m": {"type": "map", "values": text}}
+
+    schemas = [fields(ZONED_TIMESTAMP), fields("string")]
+    types = {"at": "string", "s": "struct<at:string>", "a": "array<string>", "m": "map<string,string>"}
+    assert _columns(*schemas) == _columns(*schemas[::-1]) == types
 
 
 def _needed(fields: dict[str, Any], **columns: str) -> dict[str, str]:

@@ -25,7 +25,7 @@ from ingestd.ingest.table.columns import columns_of
 from ingestd.ingest.table.evolution import ColumnsNeeded, evolved_columns, merged, plan_columns, require_columns
 from ingestd.kafka.reader import Batch
 from ingestd.schema import Column, HiveType
-from tests.support.avro import encode, schema_of
+from tests.support.avro import ZONED_TIMESTAMP, encode, schema_of, single_object
 
 
 def _columns(**types: str) -> tuple[Column, ...]:
@@ -106,6 +106,22 @@ def test_columns_when_several_tasks_need_them_then_each_type_stores_what_all_hav
     assert [evolved_columns("widen", TABLE, columns)[1:] for columns in avro] == [
         _columns(n="int", m="map<string,bigint>")
     ] * 3
+
+
+@pytest.mark.parametrize("evolution", EVOLUTIONS)
+def test_columns_when_texts_of_avro_are_timestamps_of_debezium_then_new_ones_are_strings_and_others_stay(
+    evolution: Evolution,
+) -> None:
+    at = ["null", ZONED_TIMESTAMP]
+    schemas = [schema_of({"at": at, "new": at}), schema_of({"at": at, "new": ["string", "null"]})]
+    options = AvroOptions(framing="single_object", schemas=tuple(schemas))
+    values = [single_object(schema, encode(schema, {"at": "2026-11-21T10:00:00Z", "new": "x"})) for schema in schemas]
+    table = Shape(_columns(at="timestamp"), (), None, STANDARD)
+    for order in (values, values[::-1]):
+        decoder = options.decoder(table.columns)
+        decoder.decode(order)
+        needed = decoder.needed_columns(order, ())
+        assert evolved_columns(evolution, table, needed) == _columns(at="timestamp", new="string")
 
 
 def _merged_columns(errors: Sequence[IngestdError]) -> tuple[Column, ...]:

@@ -1,15 +1,15 @@
 """The Hive columns that store the records of Avro schemas exactly.
 
 Invariant: the decoder stores every value of a schema in its column, except texts that are not UTF-8, and dates and
-timestamps outside the years 0001 to 9999 or in another notation than ISO 8601's.
+timestamps outside the years 0001 to 9999.
 
 | Avro | Hive |
 |---|---|
 | boolean, int, long, float, double | boolean, int, bigint, float, double |
-| string, enum, uuid | string |
+| string, enum, uuid, Debezium's ZonedTimestamp | string |
 | bytes, fixed | binary |
 | decimal(p,s) | decimal(p,s), up to 38 digits |
-| date; timestamp, local-timestamp, Debezium's ZonedTimestamp | date; timestamp |
+| date; timestamp, local-timestamp | date; timestamp |
 | array, map, record | array, map with string keys, struct |
 | a union | the type of its branches, without null, if one of them can store the others |
 """
@@ -160,7 +160,7 @@ def _primitive(avro: AvroType, path: str) -> HiveType:
         return HiveType("decimal", precision=avro.precision, scale=avro.scale)
     if avro.logical == "date":
         return HiveType("date")
-    if "timestamp" in avro.logical:
+    if "timestamp-" in avro.logical:
         return HiveType("timestamp")
     if avro.logical == "uuid":
         return HiveType("string")
