@@ -5,7 +5,7 @@ Invariant: a converted value is exactly the value in the record, except that num
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from ingestd.schema import INTEGER_BITS, HiveType
 
 # Converts what was read: a numpy array of numbers, an array of text (enums), or an array of bytes.
 Convert = Callable[[Any, Values], pa.Array]
+_Words = npt.NDArray[np.uint8]  # integers of 16 bytes in little-endian order, one in each row
 
 PER_SECOND = {"millis": 10**3, "micros": 10**6, "nanos": 10**9}
 TEXTS = ("string", "varchar", "char")
@@ -38,6 +39,7 @@ _HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
 _HYPHENS = (8, 13, 18, 23)
 _DIGITS = tuple(place for place in range(36) if place not in _HYPHENS)
 _DECIMAL_BYTES = _UUID_BYTES = 16
+_MAX_DECIMAL_BYTES, _MAX_DIGITS = 64, 154  # of integers that become decimals
 _MAX_QUOTED = 40  # characters
 _FEW = 64  # texts are examined one by one if there are fewer
 MAX_SCALE = 76  # Arrow converts decimals of larger scales to wrong values
@@ -219,25 +221,39 @@ def to_decimal(scale: int, hive: HiveType) -> Convert:
     """Return the conversion of big-endian integers, which are decimals of a scale up to MAX_SCALE."""
 
     def convert(values: pa.BinaryArray, place: Values) -> pa.Array:
-        if not len(values):
-            return pa.array([], hive.arrow)
-        return _rescaled(_decimals(_unscaled(values, hive, place), scale), hive, place)
+        words, large = _words(values, place)
+        if large:
+            return _of_scales(words, large, np.full(len(values), scale), hive, place)
+        return _rescaled(_decimals(words, scale), hive, place) if len(values) else pa.array([], hive.arrow)
 
     return convert
 
 
 def to_decimals(scales: Ints, values: pa.BinaryArray, hive: HiveType, place: Values) -> pa.Array:
     """Convert big-endian integers, which are decimals of the given scales."""
-    if not len(values):
-        return pa.array([], hive.arrow)
-    words = _unscaled(values, hive, place)
+    words, large = _words(values, place)
+    return _of_scales(words, large, scales, hive, place) if len(values) else pa.array([], hive.arrow)
+
+
+def _of_scales(words: _Words, large: Mapping[int, int], scales: Ints, hive: HiveType, place: Values) -> pa.Array:
+    """Convert the integers that `_words` returns, which are decimals of the given scales."""
+    words, scales = words.copy(), scales.copy()
+    for index, number in large.items():
+        # It has more digits than any column, so it fits only if the digits behind those of the column are zeros.
+        behind = int(scales[index]) - hive.scale
+        stored, rest = divmod(number, 10**behind) if 0 < behind <= _MAX_DIGITS else (0, number)
+        if rest or abs(stored) >= 10**hive.precision:
+            place.reject_at(index, f"a decimal of more than {_DECIMAL_BYTES} bytes does not fit {hive} exactly")
+            stored = 0
+        words[index] = np.frombuffer(stored.to_bytes(_DECIMAL_BYTES, "little", signed=True), np.uint8)
+        scales[index] = hive.scale
     scales = np.where(words.any(axis=1), scales, 0)  # zero has any scale
     extreme = np.abs(scales) > MAX_SCALE
     place.reject(extreme, lambda index: f"a decimal of the scale {scales[index]} does not fit {hive} exactly")
     kept = np.where(extreme, 0, scales)
     places = [np.flatnonzero(kept == scale) for scale in np.unique(kept)]
     decimals = [_decimals(words[indexes], int(kept[indexes[0]])) for indexes in places]
-    rescaled = spread([_fitting(part, hive) for part in decimals], places, len(values))
+    rescaled = spread([_fitting(part, hive) for part in decimals], places, len(words))
     if rescaled.null_count:
         bad = rescaled.is_null().to_numpy(zero_copy_only=False)
         place.reject(
@@ -246,30 +262,32 @@ def to_decimals(scales: Ints, values: pa.BinaryArray, hive: HiveType, place: Val
     return rescaled
 
 
-def _unscaled(values: pa.BinaryArray, hive: HiveType, place: Values) -> npt.NDArray[np.uint8]:
-    """Return big-endian integers as 16 bytes in little-endian order, and reject those that do not fit."""
-    words, fits = _words(values)
-    empty = ~fits & (pc.binary_length(values).fill_null(0).to_numpy() == 0)
-    if empty.any():
-        place.malformed(empty & ~place.records.failed[place.record], "a decimal has no digits")
-    place.reject(~fits, lambda _index: f"a decimal of more than 16 bytes does not fit {hive} exactly")
-    return words
+def _words(values: pa.BinaryArray, place: Values) -> tuple[_Words, Mapping[int, int]]:
+    """Return big-endian integers as 16 bytes in little-endian order, and those that need more bytes, by index.
 
-
-def _words(values: pa.BinaryArray) -> tuple[npt.NDArray[np.uint8], Mask]:
-    """Return big-endian integers as 16 bytes in little-endian order, and which of them fit."""
+    An integer without bytes is malformed, and one that needs more than 64 bytes a reject.
+    """
     bounds, data = _buffers(values)
     starts, ends = bounds[:-1], bounds[1:]
-    fits = ends > starts
-    sign = np.where(fits & (data[np.minimum(starts, len(data) - 1)] > 0x7F), 0xFF, 0).astype(np.uint8)
+    empty = ends <= starts
+    if empty.any():
+        place.malformed(empty & ~place.records.failed[place.record], "a decimal has no digits")
+    sign = np.where(~empty & (data[np.minimum(starts, len(data) - 1)] > 0x7F), 0xFF, 0).astype(np.uint8)
     words = np.empty((len(values), _DECIMAL_BYTES), np.uint8)
-    for place in range(_DECIMAL_BYTES):
-        at = ends - 1 - place
-        words[:, place] = np.where(at >= starts, data[np.maximum(at, 0)], sign)
-    for index in np.flatnonzero(ends - starts > _DECIMAL_BYTES).tolist():  # more bytes must repeat the sign
-        fits[index] = (data[starts[index] : ends[index] - _DECIMAL_BYTES] == sign[index]).all()
-    fits &= (words[:, -1] > 0x7F) == (sign > 0)
-    return words, fits
+    for step in range(_DECIMAL_BYTES):
+        at = ends - 1 - step
+        words[:, step] = np.where(at >= starts, data[np.maximum(at, 0)], sign)
+    large: dict[int, int] = {}
+    for index in np.flatnonzero(ends - starts > _DECIMAL_BYTES).tolist():
+        content = data[starts[index] : ends[index]]
+        number = int.from_bytes(content[-_MAX_DECIMAL_BYTES:].tobytes(), "big", signed=True)
+        # The bytes before must repeat the sign.
+        if (content[:-_MAX_DECIMAL_BYTES] != sign[index]).any() or (number < 0) != (sign[index] > 0):
+            place.reject_at(index, f"a decimal of more than {_MAX_DECIMAL_BYTES} bytes is not supported")
+            words[index] = 0
+        elif number.bit_length() >= 8 * _DECIMAL_BYTES:
+            large[index] = number
+    return words, large
 
 
 def _buffers(values: pa.BinaryArray) -> tuple[Ints, npt.NDArray[np.uint8]]:
@@ -298,7 +316,7 @@ def _rescaled(decimals: pa.Array, hive: HiveType, place: Values) -> pa.Array:
 
 
 def _fitting(decimals: pa.Array, hive: HiveType) -> pa.Array:
-    """Convert decimals to the type of the column; null if a value does not fit. Those of a negative scale are not 0."""
+    """Convert decimals to the type of the column; null if one does not fit. One of a negative scale must not be 0."""
     scale = decimals.type.scale
     if scale < 0:  # Arrow does not notice each overflow when it appends zeros, so the digits are limited before
         digits = hive.precision - hive.scale + scale

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from datetime import date
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any
 
 import pytest
@@ -229,7 +229,7 @@ def test_decode_when_decimal_is_long_then_others_are_read() -> None:
     decoded = decoder_of(schema, columns_of(a="decimal(20,2)")).decode(records)
 
     assert [row["a"] for row in rows_of(decoded)] == [Decimal("0.07"), Decimal("-0.01"), *[Decimal("0.01")] * 1000]
-    assert reasons(decoded) == [(2, "a", "a decimal of more than 16 bytes does not fit decimal(20,2) exactly")]
+    assert reasons(decoded) == [(2, "a", "a decimal of more than 64 bytes is not supported")]
 
 
 def test_decode_when_scale_of_decimal_is_above_76_then_record_is_rejected() -> None:
@@ -305,6 +305,57 @@ def test_decode_when_decimals_of_debezium_have_a_scale_each_then_they_are_exact_
     assert decoded.rejects[0].reason == "1.2E+7 does not fit decimal(11,4) exactly"
     assert decoded.rejects[5].reason == "a decimal of the scale -2147483647 does not fit decimal(11,4) exactly"
     assert decoded.rejects[-1].reason == "[2]: 5E+9 does not fit decimal(3,1) exactly"
+
+
+_NUMBERS = st.builds(
+    lambda number, zeros: number * 10**zeros, st.integers(-(10**39), 10**39) | st.integers(-9, 9), st.integers(0, 110)
+)
+
+
+@pytest.mark.parametrize(("precision", "scale"), [(38, 0), (38, 38), (10, 0), (12, 4)])
+@given(pairs=st.lists(st.tuples(_NUMBERS, st.integers(-5, 120)), min_size=1, max_size=5), spare=st.integers(0, 70))
+def test_decode_when_decimals_have_up_to_64_bytes_then_they_are_exact_or_rejects(
+    precision: int, scale: int, pairs: list[tuple[int, int]], spare: int
+) -> None:
+    hive = f"decimal({precision},{scale})"
+    plain = logical("bytes", "decimal", precision=150, scale=40)
+
+    def stored(number: int, behind: int) -> Decimal | None:
+        whole, rest = divmod(number * 10 ** (scale + 5), 10 ** (behind + 5))
+        return None if rest or abs(whole) >= 10**precision else Decimal(whole).scaleb(-scale, Context(prec=38))
+
+    values = [
+        {"scale": behind, "value": number.to_bytes(number.bit_length() // 8 + 1 + spare, "big", signed=True)}
+        for number, behind in pairs
+    ]
+    scaled = decoded_rows({"d": hive}, {"d": SCALED_DECIMAL}, *({"d": value} for value in values))
+    data = [encode(schema_of({"d": "bytes"}), {"d": value["value"]}) for value in values]
+    unscaled = decoder_of(schema_of({"d": plain}), columns_of(d=hive)).decode(data)
+
+    for decoded, expected in (
+        (scaled, [stored(number, behind) for number, behind in pairs]),
+        (unscaled, [stored(number, 40) for number, _ in pairs]),
+    ):
+        assert [value for (value,) in values_of(decoded)] == [value for value in expected if value is not None]
+        assert [row for row, _, _ in reasons(decoded)] == [row for row, value in enumerate(expected) if value is None]
+
+
+def test_decode_when_a_decimal_of_debezium_has_17_or_more_bytes_then_it_is_exact_or_a_reject_with_the_reason() -> None:
+    fine = {(10**45, 40): 100_000, (-(10**39), 39): -1, (10**153, 153): 1}
+    bad = {(10**45 + 1, 40): 16, (10**50, 40): 16, (10**45, -3): 16, (10**45, 2**31 - 1): 16, (10**160, 160): 64}
+    values = [
+        {"scale": behind, "value": number.to_bytes(80 if number > 10**153 else 64, "big", signed=True)}
+        for number, behind in (*fine, *bad)
+    ]
+    values.append({"scale": 0, "value": b"\x01" + bytes(10_000_000)})
+
+    decoded = decoded_rows({"d": "decimal(10,0)"}, {"d": SCALED_DECIMAL}, *({"d": value} for value in values))
+
+    assert values_of(decoded) == [(Decimal(value),) for value in fine.values()]
+    why = {16: "does not fit decimal(10,0) exactly", 64: "is not supported"}
+    assert [reject.reason for reject in decoded.rejects] == [
+        f"a decimal of more than {limit} bytes {why[limit]}" for limit in (*bad.values(), 64)
+    ]
 
 
 def test_decode_when_a_record_is_a_decimal_of_debezium_then_it_can_be_a_struct_too() -> None:
