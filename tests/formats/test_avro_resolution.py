@@ -18,7 +18,7 @@ from ingestd.formats.avro.decoder import AvroDecoder
 from ingestd.formats.avro.options import AvroOptions
 from ingestd.formats.registry import InvalidSchema
 from ingestd.schema import Column
-from tests.support.avro import encode, logical, schema_of, single_object
+from tests.support.avro import SCALED_DECIMAL, encode, logical, schema_of, single_object
 from tests.support.decoding import columns_of, reasons, rows_of
 
 NO_FIELD = "the record does not have the field, and the reader schema has no default for it"
@@ -136,6 +136,22 @@ def test_decode_when_types_differ_then_values_are_promoted_or_rejected(
         plain = found.cast("int64").to_pylist() if hive == "timestamp" else found.to_pylist()
         plain = found.cast("int32").to_pylist() if hive == "date" else plain
         assert (str(plain[0]) if hive.startswith("decimal") else plain[0]) == expected
+
+
+@pytest.mark.parametrize("optional", [False, True])
+def test_decode_when_only_the_reader_names_a_decimal_of_debezium_then_its_record_is_a_decimal(optional: bool) -> None:
+    pair = record(field("value", "bytes"), field("places", "int"), name="pair")
+    fields = [field("scale", "int", aliases=["places"]), field("value", "bytes")]
+    reader = SCALED_DECIMAL | {"aliases": ["pair"], "fields": fields}
+    old, new = record(field("d", pair)), record(field("d", ["null", reader] if optional else reader))
+    data = encode(json.dumps(old), {"d": {"places": 1, "value": b"\x0f"}})
+    columns = columns_of(d="decimal(3,1)")
+
+    assert rows_of(decoder_of(old, new, columns).decode([data])) == [{"d": Decimal("1.5")}]
+    # Other fields do not belong to a decimal.
+    pair["fields"].append(field("more", "int"))
+    [reject] = decoder_of(record(field("d", pair)), new, columns).decode([data + b"\0"]).rejects
+    assert reject.reason == "a value of the Avro type record cannot be stored in decimal(3,1)"
 
 
 def test_decode_when_field_has_neither_data_nor_default_then_only_a_column_of_it_rejects_the_record() -> None:

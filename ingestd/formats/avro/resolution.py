@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ingestd.formats.avro.schema import AvroField, AvroType
+from ingestd.formats.avro.schema import AvroField, AvroType, has_scale_and_value
 
 _PROMOTIONS = {
     "int": ("long", "float", "double"),
@@ -65,6 +65,8 @@ def _adapt(resolved: AvroType, writer: AvroType, reader: AvroType, known: _Known
         resolved.fault = f"{_shown(writer)} cannot be read as {_shown(reader)}, the type of the reader schema"
     elif writer.kind == "record":
         _adapt_fields(resolved, writer, reader, known)
+        if not writer.logical and has_scale_and_value(resolved):
+            resolved.logical = reader.logical
     elif writer.kind == "enum":
         default = reader.default or None
         resolved.written = writer.symbols

@@ -131,6 +131,11 @@ def read_schema(text: str, references: Sequence[str] = ()) -> Schema:
     return Schema(record, code)
 
 
+def has_scale_and_value(record: AvroType) -> bool:
+    """Return whether a record has the fields of SCALED_DECIMAL, and no others."""
+    return {(field.name, field.type.kind) for field in record.fields} == {("scale", "int"), ("value", "bytes")}
+
+
 class _Parser:
     """Converts a schema that fastavro has parsed. fastavro has expanded all names to full names."""
 
@@ -167,8 +172,7 @@ class _Parser:
         parsed.fields = tuple(map(self._field, schema["fields"]))
         if len({field.name for field in parsed.fields}) < len(parsed.fields):
             raise InvalidSchema(f"it is not an Avro schema: {schema['name']} has two fields of one name")
-        is_scaled = {(field.name, field.type.kind) for field in parsed.fields} == {("scale", "int"), ("value", "bytes")}
-        if is_scaled and _SCALED_DECIMAL in (schema["name"], schema.get("connect.name")):
+        if has_scale_and_value(parsed) and _SCALED_DECIMAL in (schema["name"], schema.get("connect.name")):
             parsed.logical = SCALED_DECIMAL
 
     def _field(self, field: Mapping[str, Any]) -> AvroField:
