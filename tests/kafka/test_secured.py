@@ -104,7 +104,7 @@ def _checked(options: MappingOptions) -> Finding:
 
     def answered() -> Finding | None:
         finding = next(check_topics(options))
-        return None if "Failed while waiting for controller" in str(finding.error) else finding
+        return None if "Failed while waiting" in str(finding.error) else finding
 
     found: Finding = eventually(f"an answer of the broker for {options.name}", answered)
     return found
