@@ -12,16 +12,10 @@ from ingestd.clock import Deadline
 from ingestd.errors import MetastoreUnavailable
 from ingestd.hive.client import Metastore
 from ingestd.hive.leases import all_claims
-from ingestd.hive.objects import table_names
 from ingestd.hive.repeatable import REPEATABLE
-from ingestd.hive.replay import Replay
 from ingestd.replication import cycle
-from ingestd.replication.checksum_jobs import ColumnChecks
 from ingestd.replication.cluster import Cluster
-from ingestd.replication.content import Verdict
 from ingestd.replication.cycle import Result, Step
-from ingestd.replication.scope import Scope
-from ingestd.replication.verify import verify
 from ingestd.storage.storages import Storages
 from tests.support.patience import LIMIT
 from tests.support.proxy import Proxy, proxy
@@ -104,23 +98,6 @@ def _attacked(side: Side) -> Iterator[_Attacked]:
         yield _Attacked(Cluster(metastore, Storages()), between)
 
 
-def _assert_equal(pair: Pair) -> None:
-    """Assert that both sides have the same tables and rows, and that the replication has left nothing behind."""
-    source, target = pair.replica.source, pair.replica.target
-    names = table_names(source.metastore, pair.database)
-    assert sorted(table_names(target.metastore, pair.target)) == sorted(names)
-    reports = verify(pair.cluster(source), pair.cluster(target), Scope(pair.database), pair.target, ColumnChecks())
-    assert [report for report in reports if report.verdict is not Verdict.EQUAL or report.behind] == []
-    for name in names:
-        before, after = (
-            sorted(side.sql(f"SELECT * FROM {database}.{name}"), key=str)
-            for side, database in ((source, pair.database), (target, pair.target))
-        )
-        assert after == before, name
-    assert Replay(target.metastore, pair.target, accepts_gaps=lambda _: False).open_transactions == frozenset()
-    assert all_claims(target.metastore, pair.target) == []
-
-
 @pytest.mark.soak
 def test_cycles_when_each_answer_of_both_metastores_is_lost_once_then_the_copy_is_equal(pair: Pair) -> None:
     with _attacked(pair.replica.source) as source, _attacked(pair.replica.target) as target:
@@ -128,7 +105,8 @@ def test_cycles_when_each_answer_of_both_metastores_is_lost_once_then_the_copy_i
             _run(pair, *statements)
             source.complete(lambda cluster: cycle.dump(cluster, pair.dump_statement, Step(), pair.stop))
             target.complete(lambda cluster: cycle.load(cluster, pair.load_statement, {}, None, Step(), pair.stop))
-            _assert_equal(pair)
+            pair.assert_equal()
+            assert all_claims(pair.replica.target.metastore, pair.target) == []
     assert target.between.calls.keys() >= _CALLS
     reads = {method for side in (source, target) for method in side.between.calls if method.startswith("get")}
     assert reads <= REPEATABLE.keys()

@@ -17,14 +17,8 @@ import pytest
 
 from ingestd.clock import Deadline, now
 from ingestd.hive.events import EventLog
-from ingestd.hive.objects import table_names
-from ingestd.hive.replay import Replay
-from ingestd.replication.checksum_jobs import ColumnChecks
-from ingestd.replication.content import Verdict
 from ingestd.replication.policy_status import State, read_runs
 from ingestd.replication.runs import Status
-from ingestd.replication.scope import Scope
-from ingestd.replication.verify import verify
 from tests.support.daemon import DaemonProcess
 from tests.support.random_source import INVARIANT, RandomSource, assert_invariant
 from tests.support.replica import Side
@@ -122,7 +116,7 @@ def test_copy_when_the_source_changes_at_random_and_daemons_are_killed_then_equa
                 newest, moment = EventLog(pair.replica.source.metastore).current_id(), now()
                 eventually("the last change", lambda: _has_loaded(pair, newest, moment))
         assert_invariant(answers)
-        _assert_equal(pair)
+        pair.assert_equal()
     finally:
         request.node.add_report_section("call", f"changes, seed {_SEED}", "\n".join(source.done))
 
@@ -179,24 +173,6 @@ def _has_loaded(pair: Pair, event: int, moment: float) -> bool:
     assert status.state not in {State.NEEDS_RESUME, State.NEEDS_BOOTSTRAP}, status.problem
     loads = [run for run in status.runs if run.status is Status.SUCCESS]
     return bool(loads) and loads[0].last_event >= event and loads[0].began > moment and not loads[0].lost
-
-
-def _assert_equal(pair: Pair) -> None:
-    """Assert that both sides have the same tables and rows, and that the replication has left nothing behind."""
-    source, target = pair.replica.source, pair.replica.target
-    names = table_names(source.metastore, pair.database)
-    assert sorted(table_names(target.metastore, pair.target)) == sorted(names)
-    reports = list(
-        verify(pair.cluster(source), pair.cluster(target), Scope(pair.database), pair.target, ColumnChecks())
-    )
-    assert [report for report in reports if report.verdict is not Verdict.EQUAL or report.behind] == []
-    for name in names:
-        before, after = (
-            sorted(side.sql(f"SELECT * FROM {database}.{name}"), key=str)
-            for side, database in ((source, pair.database), (target, pair.target))
-        )
-        assert after == before, name
-    assert Replay(target.metastore, pair.target, accepts_gaps=lambda _: False).open_transactions == frozenset()
 
 
 def _loads(pair: Pair) -> list[Any]:

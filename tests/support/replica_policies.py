@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from ingestd.hive.client import Metastore
-from ingestd.hive.objects import find_table
+from ingestd.hive.objects import find_table, table_names
+from ingestd.hive.replay import Replay
 from ingestd.hive.schedules import Schedules
 from ingestd.hive.tables import TableName
 from ingestd.replication import cycle
+from ingestd.replication.checksum_jobs import ColumnChecks
 from ingestd.replication.cluster import Cluster
+from ingestd.replication.content import Verdict
 from ingestd.replication.cycle import Result, Step
 from ingestd.replication.options import ReplicationOptions
 from ingestd.replication.policies import Policies
@@ -23,6 +26,7 @@ from ingestd.replication.runs import Run, Status
 from ingestd.replication.schedule import Cron, Schedule
 from ingestd.replication.scope import Scope
 from ingestd.replication.statements import CreatePolicy, ReplDump, ReplLoad
+from ingestd.replication.verify import verify
 from ingestd.replication.worker import PolicyWorker
 from ingestd.spark.engine import Engine
 from ingestd.storage.storages import Storages
@@ -55,6 +59,22 @@ class Pair:
 
     def cluster(self, side: Side) -> Cluster:
         return Cluster(side.metastore, Storages())
+
+    def assert_equal(self) -> None:
+        """Assert that both sides have the same tables and rows, and that no replicated transaction is open."""
+        source, target = self.replica.source, self.replica.target
+        names = table_names(source.metastore, self.database)
+        assert sorted(table_names(target.metastore, self.target)) == sorted(names)
+        scope = Scope(self.database)
+        reports = list(verify(self.cluster(source), self.cluster(target), scope, self.target, ColumnChecks()))
+        assert [report for report in reports if report.verdict is not Verdict.EQUAL or report.behind] == []
+        for name in names:
+            before, after = (
+                sorted(side.sql(f"SELECT * FROM {database}.{name}"), key=str)
+                for side, database in ((source, self.database), (target, self.target))
+            )
+            assert after == before, name
+        assert Replay(target.metastore, self.target, accepts_gaps=lambda _: False).open_transactions == frozenset()
 
     @property
     def root_uri(self) -> str:
