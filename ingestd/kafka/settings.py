@@ -28,7 +28,9 @@ from ingestd.keys import PORT
 C = TypeVar("C")
 # The properties of a client, sorted. Clients with equal keys can be shared.
 ClientKey = tuple[tuple[str, str], ...]
-# Properties that only ingestd may set, and the reason.
+_NO_MEMBER = "ingestd reads offset ranges and never joins a consumer group"
+_OWN_PRODUCER = "it belongs to producers, and ingestd writes dead letters with properties of its own"
+# Properties that only ingestd may set, or that would have no effect, and the reason.
 REFUSED = {
     "enable.auto.commit": "ingestd commits offsets to Kafka only after Hive has committed",
     "enable.auto.offset.store": "ingestd commits offsets to Kafka only after Hive has committed",
@@ -38,6 +40,26 @@ REFUSED = {
     "enable.partition.eof": "ingestd needs it to detect the end of an offset range",
     "default.topic.config": "write its properties directly under `kafka`",
     "allow.auto.create.topics": "ingestd never creates topics",
+    **dict.fromkeys(
+        (
+            *("auto.commit.interval.ms", "group.instance.id", "group.protocol", "group.protocol.type"),
+            *("group.remote.assignor", "heartbeat.interval.ms", "max.poll.interval.ms", "session.timeout.ms"),
+            *("coordinator.query.interval.ms", "partition.assignment.strategy"),
+        ),
+        _NO_MEMBER,
+    ),
+    **dict.fromkeys(
+        (
+            *("acks", "request.required.acks", "retries", "message.send.max.retries", "enable.idempotence"),
+            *("enable.gapless.guarantee", "transactional.id", "transaction.timeout.ms", "partitioner"),
+            *("linger.ms", "queue.buffering.max.ms", "queue.buffering.max.messages", "queue.buffering.max.kbytes"),
+            *("queue.buffering.backpressure.threshold", "queuing.strategy", "sticky.partitioning.linger.ms"),
+            *("batch.size", "batch.num.messages", "compression.type", "compression.codec", "compression.level"),
+            *("message.timeout.ms", "delivery.timeout.ms", "request.timeout.ms"),
+            *("delivery.report.only.error", "produce.offset.report"),
+        ),
+        _OWN_PRODUCER,
+    ),
 }
 # librdkafka logs each failed reconnect, up to twenty a second. The errors that matter are raised or reported anyway.
 QUIET = {"log_level": 2}
