@@ -202,6 +202,22 @@ def test_document_when_empty_then_error_names_the_required_sections() -> None:
             {"format": {"type": "avro", "framing": "single_object"}},
             "mappings[0].format.schemas: is missing",
         ),
+        (
+            {
+                "format": {
+                    "type": "avro",
+                    "framing": "single_object",
+                    "schemas": [
+                        '{"type": "record", "name": "r", "fields": [{"name": "a", "type": "long"}]}',
+                        '{"type": "record", "name": "r", "fields": [{"name": "b", "type": "long"}]}',
+                        """{"type": "record", "name": "r", "fields": [
+                            {"name": "a", "type": {"type": "long", "logicalType": "timestamp-millis"}}
+                        ]}""",
+                    ],
+                }
+            },
+            "mappings[0].format.schemas[2]: has the fingerprint of schemas[0]",
+        ),
         ({"format": "json"}, "mappings[0].format: must be a section with keys and values"),
         (
             {"format": {"type": "text", "tombstones": "drop"}},

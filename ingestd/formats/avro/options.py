@@ -82,6 +82,8 @@ class AvroOptions:
             )
         if self.framing == "single_object" and not self.schemas:
             raise ConfigError("is missing", where=".schemas", hint="set the schemas that producers use")
+        if self.framing == "single_object":
+            self._require_distinct_fingerprints()
 
     @property
     def uses_registry(self) -> bool:
@@ -123,6 +125,21 @@ class AvroOptions:
         """
         schema = registry.latest(f"{topic}-value", "AVRO")
         return read_schema(schema.text, [reference.text for reference in schema.references]).record
+
+    def _require_distinct_fingerprints(self) -> None:
+        """Raise ConfigError if records do not say which schema is theirs.
+
+        A fingerprint ignores logical types, defaults, aliases and attributes such as `connect.name`.
+        """
+        indexes: dict[int, int] = {}
+        for index, text in enumerate(self.schemas):
+            first = indexes.setdefault(read_schema(text).fingerprint, index)
+            if first != index:
+                raise ConfigError(
+                    f"has the fingerprint of schemas[{first}], so records do not say which of them is theirs",
+                    where=f".schemas[{index}]",
+                    hint="remove one of them",
+                )
 
     def _schemas(self, registry: Registry | None) -> Schemas:
         if not self.uses_registry:
