@@ -20,6 +20,7 @@ from ingestd.errors import ConfigError, ConfigFaults
 _REFERENCE = re.compile(r"\$\{(ENV|FILE):([^}:]+)(?::-([^}]*))?\}")
 _BROKEN_REFERENCE = re.compile(r"\$\{(?:ENV|FILE)\b")
 _REFERENCE_HINT = "write ${ENV:NAME}, ${ENV:NAME:-default} or ${FILE:/path}"
+_LARGEST_VALUE = 16 << 20  # of a file that a reference names, in bytes; some files, such as /dev/zero, never end
 # The parser's messages quote the file, which may contain secrets. The names of YAML tokens are safe to show.
 _QUOTED = re.compile(r"""'[^']*'|"[^"]*\"""")
 _TOKEN = re.compile(r"'(<[a-z ,-]+>|[\[\]{}:,?-])'")
@@ -288,7 +289,11 @@ class _Reader(yaml.SafeLoader):
                 self._fault(f"the environment variable {name} is not set", node, path, hint)
             return value or ""
         try:
-            return Path(name).read_text(encoding="utf-8").strip()
+            with open(name, "rb") as file:
+                content = file.read(_LARGEST_VALUE + 1)
+            if len(content) <= _LARGEST_VALUE:
+                return content.decode().strip()
+            self._fault(f"{name} is longer than {_LARGEST_VALUE >> 20} MiB", node, path)
         except OSError as error:
             self._fault(f"{name} cannot be read: {error.strerror}", node, path)
         except ValueError:  # not UTF-8, or a NUL in the name

@@ -76,6 +76,7 @@ def test_reference_when_its_value_is_yaml_then_is_read_as_text(tmp_path: Path, m
     [
         ("kafka: {a: '${ENV:NO_SUCH_VARIABLE}'}", "kafka.a", "NO_SUCH_VARIABLE is not set"),
         ("kafka: {a: ['${FILE:/no/such/file}']}", "kafka.a[0]", "/no/such/file cannot be read: No such file"),
+        ("kafka: {a: '${FILE:/dev/zero}'}", "kafka.a", "/dev/zero is longer than 16 MiB"),
     ],
 )
 def test_reference_when_it_cannot_be_resolved_then_error_names_file_and_key(
