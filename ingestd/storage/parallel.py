@@ -1,13 +1,15 @@
 """Runs requests to a storage in parallel threads.
 
-Invariant: when a function returns or raises, none of its calls is running, and none will start.
+Invariant: when a function returns or raises, none of its calls is running, and none will start. If its thread is a
+daemon thread, a process that ends does not wait for the calls: on a mount whose server is gone, they never end.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, as_completed
 from functools import partial
 from typing import TypeVar
 
@@ -28,13 +30,35 @@ def run_all(calls: Iterable[Callable[[], T]], threads: int) -> list[T]:
     waiting = list(calls)
     if len(waiting) == 1:
         return [waiting[0]()]
-    with ThreadPoolExecutor(max(1, min(threads, len(waiting))), thread_name_prefix="storage") as pool:
-        futures = [pool.submit(call) for call in waiting]
+    futures: list[Future[T]] = [Future() for _ in waiting]
+    pending = deque(zip(futures, waiting, strict=True))
+    workers: list[threading.Thread] = []
+    try:
+        for _ in range(min(threads, len(waiting))):
+            worker = threading.Thread(target=_work, args=(pending,), name="storage", daemon=True)
+            worker.start()
+            workers.append(worker)
+        return results(futures)
+    finally:
+        pending.clear()
+        for worker in workers:
+            worker.join()
+
+
+def _work(pending: deque[tuple[Future[T], Callable[[], T]]]) -> None:
+    """Run pending calls until there are none. After a failure, there are none."""
+    while True:
         try:
-            return results(futures)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+            future, call = pending.popleft()
+        except IndexError:  # other threads run the last calls
+            return
+        try:
+            result = call()
+        except BaseException as error:  # noqa: BLE001  # `results` raises it
+            pending.clear()
+            future.set_exception(error)
+        else:
+            future.set_result(result)
 
 
 def run_each(function: Callable[[str], T], uris: Sequence[str], threads: int) -> dict[str, T]:

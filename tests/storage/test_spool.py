@@ -193,3 +193,21 @@ def test_run_all_when_a_call_fails_then_no_call_runs_afterwards() -> None:
     with pytest.raises(StorageUnavailable, match="gone"):
         run_all([partial(call, n) for n in range(100)], threads=4)
     assert running == {0}
+
+
+def test_run_all_when_its_thread_is_a_daemon_thread_and_a_call_never_ends_then_the_process_ends() -> None:
+    """As on a mount whose server is gone, which the caller does not wait for."""
+    script = """
+import threading
+from ingestd.storage.parallel import run_all
+
+begun, never = threading.Barrier(3), threading.Event()
+
+def call():
+    begun.wait()
+    never.wait()
+
+threading.Thread(target=run_all, args=([call, call], 2), daemon=True).start()
+begun.wait()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=LIMIT)
