@@ -1,7 +1,8 @@
 """The background thread that serves the watches of all mappings.
 
 Invariant: the thread never ends because of an error, and no mapping waits for it. The queue is read at most once per
-cycle, for all mappings. While the metastore is unavailable, a cycle ends with its first call.
+cycle, for all mappings. While the metastore is unavailable, a cycle ends with its first call. A cycle does not wait for
+tables whose storage does not answer (`surveys.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from ingestd.clock import Deadline, monotonic, pause
 from ingestd.compaction.policy import Progress, Queue
 from ingestd.compaction.requirements import metastore_faults
-from ingestd.compaction.survey import PartitionFiles
+from ingestd.compaction.surveys import Crowded, Surveys
 from ingestd.compaction.watch import TableWatch
 from ingestd.errors import MetastoreUnavailable
 from ingestd.hive.compactions import read_compactions
@@ -24,15 +25,27 @@ _CYCLE_SECONDS = 5.0
 _REST = 10.0
 # How often the settings of the metastore are read.
 _SETTINGS_SECONDS = 300.0
+# A survey that takes longer is reported. The metastore, HDFS and S3 end theirs earlier, with an error that says more.
+_REPORT_SECONDS = 120.0
 _STOP_SECONDS = 1.0
 
 
 class Compactor:
-    """Serves watches from `start` to `stop`. `cycle_seconds` is the shortest pause between two cycles."""
+    """Serves watches from `start` to `stop`.
 
-    def __init__(self, warehouse: Warehouse, *, cycle_seconds: float = _CYCLE_SECONDS) -> None:
-        self._warehouse = warehouse
+    `cycle_seconds` is the shortest pause between two cycles. A survey that takes longer than `report_seconds` is
+    reported.
+    """
+
+    def __init__(
+        self,
+        warehouse: Warehouse,
+        *,
+        cycle_seconds: float = _CYCLE_SECONDS,
+        report_seconds: float = _REPORT_SECONDS,
+    ) -> None:
         self._metastore = warehouse.metastore
+        self._surveys = Surveys(lambda watch: watch.find_crowded(warehouse, self._faults), report_seconds)
         self._cycle_seconds = cycle_seconds
         self._watches: tuple[TableWatch, ...] = ()
         self._progress = Progress()
@@ -72,17 +85,20 @@ class Compactor:
 
     def _cycle(self, watches: list[TableWatch]) -> None:
         """Let each watch survey its table, then read the queue if a watch needs it, and let each watch act."""
+        self._surveys.forget(watches)
         if not watches:
             return
         if self._settings_at.passed:
             self._faults = metastore_faults(self._metastore)
             self._settings_at = Deadline.after(_SETTINGS_SECONDS)
-        surveyed: list[tuple[TableWatch, dict[str, PartitionFiles]]] = []
+        surveyed: list[tuple[TableWatch, Crowded]] = []
         for watch in watches:
             if self._ended.is_set():
                 return
             with _reporting(watch):
-                surveyed.append((watch, watch.find_crowded(self._warehouse, self._faults)))
+                crowded = self._surveys.result(watch)
+                if crowded is not None:
+                    surveyed.append((watch, crowded))
         queue = None
         if any(watch.needs_queue(crowded) for watch, crowded in surveyed):
             queue = Queue(read_compactions(self._metastore))

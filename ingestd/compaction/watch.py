@@ -1,7 +1,8 @@
 """Watches the table of one mapping: counts deltas, requests compactions and reports their results.
 
-Invariant: a commit only adds to counters in memory. All calls are made in the thread of the `Compactor`, and their
-number is bounded: surveys of at most 1,000 and 200 partitions, and 20 requests per cycle.
+Invariant: a commit only adds to counters in memory. All calls are made in the thread of the `Compactor`, or in that of
+its survey while there is one. Their number is bounded: surveys of at most 1,000 and 200 partitions, and 20 requests per
+cycle.
 
 A survey lists directories, so it also finds the deltas of other writers and of a former owner. Between two surveys, the
 deltas of this daemon's commits are counted. Before a request, the partition is surveyed again.
@@ -58,7 +59,10 @@ class CompactionStatus:
 
 
 class Report(Protocol):
-    """Receives what happens to the compactions of one mapping's table. Called in the thread of the `Compactor`."""
+    """Receives what happens to the compactions of one mapping's table.
+
+    Called in the thread of the `Compactor`, and `requirements` in that of its survey.
+    """
 
     def counted(self, status: CompactionStatus) -> None:
         """The table was surveyed, or the queue was read."""
@@ -101,8 +105,9 @@ class TableWatch:
         self._small_files: dict[str, int] = {}
         self._written: deque[frozenset[str]] = deque(maxlen=COMMITS)  # the partitions of each of the last commits
         self._checks: Counter[str] = Counter()  # partitions to check in the next cycles, and the number of these cycles
-        # Used by the thread of the Compactor only:
+        # Used by the thread of the Compactor, or by that of its survey while there is one:
         self._table_id = 0
+        self._place = str(table)
         self._pending = 0
         self._problem = ""
         self._survey_at = Deadline.after(0.0)
@@ -143,6 +148,11 @@ class TableWatch:
         return self._is_active.is_set()
 
     @property
+    def place(self) -> str:
+        """The location of the table; its name before the first survey has asked the metastore."""
+        return self._place
+
+    @property
     def status(self) -> CompactionStatus:
         """The current state."""
         with self._lock:
@@ -150,7 +160,7 @@ class TableWatch:
         crowded = sum(count >= self._options.deltas for count in counts)
         return CompactionStatus(max(counts, default=0), crowded, small_files, self._pending, self._problem)
 
-    # --- called by the thread of the Compactor
+    # --- called by the thread of the Compactor, and `find_crowded` by that of its survey
 
     def find_crowded(self, warehouse: Warehouse, metastore_faults: Sequence[str]) -> dict[str, PartitionFiles]:
         """Survey the partitions that are due, and return those for which a compaction should be requested.
@@ -162,6 +172,7 @@ class TableWatch:
         if not (self._survey_at.passed or checked):
             return {}
         table = load_acid_table(warehouse.metastore, self._table)
+        self._place = table.location
         if table.id != self._table_id:
             self._forget(table)
             checked = []

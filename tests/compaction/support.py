@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from ingestd.compaction.compactor import Compactor
@@ -28,9 +29,14 @@ ON_REQUEST = {
 }
 
 
-def write_deltas(stack: Stack, count: int, *, first: int = 0, **more: Any) -> None:
-    """Commit `count` transactions of one row each, with the ids from `first` on, to the partition `more`."""
-    with connect(stack) as connection:
+def write_deltas(
+    stack: Stack, count: int, *, first: int = 0, options: Mapping[str, Any] = MappingProxyType({}), **more: Any
+) -> None:
+    """Commit `count` transactions of one row each, with the ids from `first` on, to the partition `more`.
+
+    `options` are those of the connection, such as another table than the test's.
+    """
+    with connect(stack, **options) as connection:
         for number in range(first, first + count):
             with connection.transaction():
                 connection.write(rows(number, 1, **{key: [value] for key, value in more.items()}))
@@ -85,9 +91,18 @@ def watching(
     metastore: Metastore, table: TableName, options: CompactionOptions, count: int = 1
 ) -> Iterator[list[tuple[TableWatch, Notes]]]:
     """Run a Compactor with `count` watches of one table, as of several mappings, during the `with` block."""
-    compactor = Compactor(Warehouse(metastore, Storages()), cycle_seconds=0.1)
+    with watching_each(Warehouse(metastore, Storages()), [(table, options)] * count) as made:
+        yield made
+
+
+@contextmanager
+def watching_each(
+    warehouse: Warehouse, tables: Iterable[tuple[TableName, CompactionOptions]], **more: float
+) -> Iterator[list[tuple[TableWatch, Notes]]]:
+    """Run a Compactor with a watch of each table during the `with` block; `more` are other options of it."""
+    compactor = Compactor(warehouse, cycle_seconds=0.1, **more)
     made = []
-    for number in range(count):
+    for number, (table, options) in enumerate(tables):
         notes = Notes()
         pace = Pace(PacingOptions(), 1.0, lambda _: None)
         watch = TableWatch(table, options, pace, notes, f"ingestd/tests/mapping{number}")

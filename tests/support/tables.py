@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -82,3 +83,11 @@ def next_write_id(metastore: Metastore, name: TableName) -> int:
     txn, write_id = transactions.begin_writing(metastore, name, "tests")
     transactions.abort(metastore, txn.id)
     return write_id
+
+
+def add_partition(metastore: Metastore, name: TableName, day: str, location: str) -> None:
+    """Create a partition of a table of `make_table` whose directory is at the URI `location`, in any storage."""
+    storage = copy.copy(load_acid_table(metastore, name).raw.sd)
+    storage.location = location
+    raw = ttypes.Partition(values=[day], dbName=name.database, tableName=name.table, sd=storage, parameters={})
+    metastore.call("add_partition", raw)
