@@ -49,6 +49,12 @@ class Record:
             )
         return cls(message.key(), message.value(), readable, timestamp_ms(message))
 
+    @property
+    def size(self) -> int:
+        """The number of bytes of the key, the value and the headers."""
+        parts = len(self.key or b"") + len(self.value or b"")
+        return parts + sum(len(name) + len(value or b"") for name, value in self.headers)
+
     def message(self, partition: TopicPartition, offset: int) -> Message:
         """Return the message by which a consumer would return the record from this place in Kafka."""
         at = (TIMESTAMP_NOT_AVAILABLE, 0) if self.timestamp_ms is None else (TIMESTAMP_CREATE_TIME, self.timestamp_ms)

@@ -1,12 +1,12 @@
 """Writes records to one topic, in Spark's Python workers.
 
-Invariant: `write` returns only when all replicas in sync have every record, except those that it returns because the
-topic refuses their size. The topic is never created.
+Invariant: when `flush` returns, all replicas in sync have every record that was sent, except those that it returns
+because the topic refuses their size. The topic is never created.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -49,6 +49,9 @@ _REFUSED = {
 class TopicWriter:
     """Writes to `topic` with an idempotent producer. `settings` are librdkafka properties of any kind of client.
 
+    Records are written while the program continues. `held_bytes` is the size of those that wait for the answer of the
+    broker, and of those that `flush` will return.
+
     Only one thread may use it. After an error it must not be used again. Raises ConfigError.
     """
 
@@ -61,36 +64,42 @@ class TopicWriter:
         self._properties = common | _WRITER | QUIET | ours
         self._producer = create_client(Producer, self._properties)
         self._is_one_by_one = False
-        self._too_large: list[int] = []
+        self._too_large: list[Record] = []
         self._error: KafkaError | None = None
+        self.held_bytes = 0
 
-    def write(self, records: Sequence[Record]) -> list[int]:
-        """Write the records, and wait until the broker has acknowledged all of them.
+    def send(self, records: Iterable[Record]) -> None:
+        """Begin to write the records. Raises the errors of `flush` if they are known already."""
+        for record in records:
+            self.held_bytes += record.size
+            self._produce(record)
+        self._producer.poll(0)  # learn which records are written
+        self._raise_error()
 
-        Returns the indexes of the records that were not written because the topic accepts no record of their size.
-        Raises BrokerUnavailable; or InvalidTopic if the broker refuses a record for another reason, or denies the
-        permission. Some of the records may then be in the topic.
+    def flush(self) -> list[Record]:
+        """Wait until the broker has acknowledged all records.
+
+        Returns those that were not written because the topic accepts no record of their size, in any order. Raises
+        BrokerUnavailable; or InvalidTopic if the broker refuses a record for another reason, or denies the permission.
+        Some of the records may then be in the topic.
         """
-        refused = self._try_write(enumerate(records))
-        if refused and not self._is_one_by_one:
+        self._wait()
+        if self._too_large and not self._is_one_by_one:
             self._producer.close()
             self._producer, self._is_one_by_one = create_client(Producer, self._properties | _ONE_BY_ONE), True
-            refused = self._try_write((index, records[index]) for index in refused)
+            together, self._too_large, self.held_bytes = self._too_large, [], 0
+            self.send(together)
+            self._wait()
+        refused, self._too_large, self.held_bytes = self._too_large, [], 0
         return refused
 
-    def _try_write(self, records: Iterable[tuple[int, Record]]) -> list[int]:
-        """Write records that are given with their indexes; return the indexes of those in too large batches."""
-        self._too_large = []
-        for index, record in records:
-            self._produce(index, record)
+    def _wait(self) -> None:
         left = self._producer.flush(self._seconds + _REPORT_SECONDS)
-        if self._error is not None:
-            raise self._translated(self._error)
+        self._raise_error()
         if left:
             raise self._log.retriable_refusal() or BrokerUnavailable(
                 f"{left:,} records were not acknowledged within {self._seconds:.0f} s", where=self._where
             )
-        return sorted(self._too_large)
 
     def close(self) -> None:
         """Drop the records that are not acknowledged, and close the connections."""
@@ -101,7 +110,7 @@ class TopicWriter:
     def _where(self) -> str:
         return f"topic {self._topic}"
 
-    def _produce(self, index: int, record: Record) -> None:
+    def _produce(self, record: Record) -> None:
         timestamp = {} if record.timestamp_ms is None else {"timestamp": record.timestamp_ms}
         while self._error is None:
             try:
@@ -110,7 +119,7 @@ class TopicWriter:
                     record.value,
                     record.key,
                     headers=list(record.headers),
-                    on_delivery=partial(self._on_delivery, index),
+                    on_delivery=partial(self._on_delivery, record),
                     **timestamp,
                 )
             except KafkaException as error:  # noqa: PERF203 - at the end, the loop has no next round
@@ -120,11 +129,16 @@ class TopicWriter:
             else:
                 return
 
-    def _on_delivery(self, index: int, error: KafkaError | None, _message: Message) -> None:
+    def _on_delivery(self, record: Record, error: KafkaError | None, _message: Message) -> None:
         if error is not None and error.code() in _TOO_LARGE:
-            self._too_large.append(index)
-        else:  # the first error is the cause of the others
-            self._error = self._error or error
+            self._too_large.append(record)
+            return
+        self.held_bytes -= record.size
+        self._error = self._error or error  # the first error is the cause of the others
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._translated(self._error)
 
     def _translated(self, error: KafkaError) -> IngestdError:
         code = error.code()

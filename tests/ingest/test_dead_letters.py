@@ -177,6 +177,7 @@ def test_kill_when_dead_letters_are_written_and_not_committed_then_rows_arrive_o
 
 def test_writer_when_the_broker_does_not_answer_then_the_error_is_retriable() -> None:
     writer = TopicWriter({"bootstrap.servers": "127.0.0.1:1", "socket.timeout.ms": 1000, "fetch.min.bytes": 1}, "dead")
+    writer.send([Record(b"k", b"v")] * 3)
     with pytest.raises(BrokerUnavailable, match="topic dead"):
-        writer.write([Record(b"k", b"v")] * 3)
+        writer.flush()
     writer.close()

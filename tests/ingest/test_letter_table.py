@@ -12,13 +12,16 @@ from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE, Mess
 from pyarrow import orc
 
 from ingestd.acid.writer_pool import StagingFiles, WriterPool
+from ingestd.errors import BrokerUnavailable
 from ingestd.formats.decoder import Reject
 from ingestd.ingest.letters.table import COLUMNS, Letter, letter_rows, letters_of
-from ingestd.ingest.letters.writer import Origin, parse_letter
+from ingestd.ingest.letters.writer import DeadLetters, LetterTargets, Origin, parse_letter
 from ingestd.kafka.ranges import TopicIdentity, TopicPartition
 from ingestd.kafka.reader import Batch
 from ingestd.kafka.record import Record
 from ingestd.storage.local import LocalStorage, local_path
+from ingestd.storage.options import StorageOptions
+from ingestd.storage.storages import Storages
 
 _HEADERS = (("trace", b"\x00\xff"), ("trace", b""), ("ü", None))
 RECORDS = [
@@ -99,3 +102,35 @@ def test_letters_when_written_to_a_topic_and_read_then_are_the_same() -> None:
             parse_letter(Record(letter.record.key, letter.record.value, headers, letter.record.timestamp_ms)) == letter
         )
         assert parse_letter(Record(None, None, headers[:-1])) is None
+
+
+# No broker answers at this address.
+_UNREACHABLE = {"bootstrap.servers": "127.0.0.1:1", "socket.timeout.ms": 1000, "fetch.min.bytes": 1}
+
+
+def _batch_of(value: bytes, count: int) -> tuple[Batch, list[Reject]]:
+    messages = [Message(topic="clicks", value=value) for _ in range(count)]
+    partitions, offsets = np.zeros(count, np.int32), np.arange(count)
+    batch = Batch("clicks", [value] * count, partitions, offsets, count * len(value), messages=messages)
+    return batch, [Reject.of(row, value, "id", "a reason") for row in range(count)]
+
+
+def _dead_letters() -> DeadLetters:
+    origin = Origin("m", 0, "json", {"clicks": TopicIdentity(topic_id="x")}, {})
+    return DeadLetters(LetterTargets("dead"), origin, _UNREACHABLE, Storages(StorageOptions()), "task")
+
+
+def test_letters_when_the_topic_has_not_stored_them_then_the_task_goes_on_and_its_end_fails() -> None:
+    letters = _dead_letters()
+    for _ in range(3):
+        letters.write(*_batch_of(b"{}", 10))
+    with pytest.raises(BrokerUnavailable, match="topic dead"):
+        letters.finish()
+    letters.close()
+
+
+def test_letters_when_the_topic_has_not_stored_many_bytes_of_them_then_the_task_waits() -> None:
+    letters = _dead_letters()
+    with pytest.raises(BrokerUnavailable, match="topic dead"):
+        letters.write(*_batch_of(b"x" * 100_000, 200))
+    letters.close()

@@ -1,8 +1,12 @@
 """Writes the dead letters of one task, to a Kafka topic and to the staged files of a Hive table.
 
-Invariant: every dead letter of a committed transaction is in the topic, and exactly once in the table. The topic is
-written before the commit: a transaction that is replayed writes the letter again with the same `ingestd.id`. The files
-of the table belong to the transaction, which makes them visible together with its rows.
+Invariant: every dead letter of a committed transaction is in the topic, and exactly once in the table. A task ends only
+when Kafka has acknowledged its letters, so the topic has them before the commit: a transaction that is replayed writes
+the letter again with the same `ingestd.id`. The files of the table belong to the transaction, which makes them visible
+together with its rows.
+
+Letters are sent while the task goes on, and it waits for the topic once, at its end. It waits earlier only to bound the
+memory of letters that Kafka has not acknowledged.
 
 A dead letter has the key, the value, the headers and the timestamp of the record. In the topic, further headers, whose
 values are UTF-8 texts, follow those of the record: the names `__connect.errors.*` are those of Kafka Connect (KIP-298).
@@ -46,6 +50,8 @@ _STAGE_OF_VALUE = "VALUE_CONVERTER"
 # How many letters are converted to one Arrow batch, and the bytes of letters that wait to be written.
 _BATCH_LETTERS = 1_000
 _LIMITS = PoolLimits(pending_bytes=16 << 20)
+# The bytes of letters that may wait for an answer of the topic. librdkafka has another copy of them.
+_MOST_SENT = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +160,9 @@ class DeadLetters:
     _pool: WriterPool[OpenStagingFile] | None = field(default=None, init=False, repr=False)
 
     def write(self, batch: Batch, rejects: Sequence[Reject]) -> None:
-        """Write rejects of the records of `batch`, and wait until Kafka has stored them.
+        """Write rejects of the records of `batch`, which are certainly stored when `finish` returns.
 
-        Raises BrokerUnavailable or InvalidTopic (`TopicWriter.write`), and StorageUnavailable.
+        Raises BrokerUnavailable or InvalidTopic (`TopicWriter.flush`), and StorageUnavailable.
         """
         self._write(self.origin.letter(batch, reject) for reject in rejects)
 
@@ -168,12 +174,16 @@ class DeadLetters:
         while some := tuple(islice(letters, _BATCH_LETTERS)):
             if self.targets.topic:
                 self._writer = self._writer or TopicWriter(self.settings, self.targets.topic)
-                self._write_to_topic(self._writer, some)
+                self._writer.send(self._with_headers(letter) for letter in some)
+                if self._writer.held_bytes > _MOST_SENT:
+                    self._wait_for_topic(self._writer)
             if self.targets.table is not None:
                 self._rows(self.targets.table).add((), self.origin.task, letter_rows(some))
 
     def finish(self) -> tuple[StagingFile, ...]:
-        """Close the files of the table and return them. Raises StorageUnavailable."""
+        """Wait until Kafka has stored all letters, close the files of the table and return them. Raises as `write`."""
+        if self._writer is not None:
+            self._wait_for_topic(self._writer)
         if self._pool is None or self._files is None:
             return ()
         self._pool.close()
@@ -189,12 +199,13 @@ class DeadLetters:
         if self._writer is not None:
             self._writer.close()
 
-    def _write_to_topic(self, writer: TopicWriter, letters: Sequence[Letter]) -> None:
-        added = [self.origin.headers(letter) for letter in letters]
-        records = [letter.record for letter in letters]
-        refused = writer.write([replace(r, headers=(*r.headers, *a)) for r, a in zip(records, added, strict=True)])
-        references = [Record(None, None, (_omitted(records[i]), *added[i]), records[i].timestamp_ms) for i in refused]
-        if writer.write(references):
+    def _with_headers(self, letter: Letter) -> Record:
+        return replace(letter.record, headers=(*letter.record.headers, *self.origin.headers(letter)))
+
+    def _wait_for_topic(self, writer: TopicWriter) -> None:
+        """Wait until Kafka has stored all letters, those whose size the topic refuses as references."""
+        writer.send(map(_reference, writer.flush()))
+        if writer.flush():
             raise InvalidTopic(
                 "the broker refuses the size of a dead letter, even without its record",
                 where=f"topic {self.targets.topic}",
@@ -209,8 +220,10 @@ class DeadLetters:
         return self._pool
 
 
-def _omitted(record: Record) -> tuple[str, bytes]:
-    """Return the header of the reference to a record."""
-    parts = (("key", record.key), ("value", record.value))
+def _reference(letter: Record) -> Record:
+    """Return what the topic has in place of a letter that is too large: its headers, but not those of its record."""
+    original, added = letter.headers[: -len(_HEADERS)], letter.headers[-len(_HEADERS) :]
+    parts = (("key", letter.key), ("value", letter.value))
     texts = [f"{name}: {'NULL' if part is None else f'{len(part)} bytes'}" for name, part in parts]
-    return _OMITTED, ", ".join((*texts, f"headers: {len(record.headers)}")).encode()
+    omitted = ", ".join((*texts, f"headers: {len(original)}")).encode()
+    return Record(None, None, ((_OMITTED, omitted), *added), letter.timestamp_ms)

@@ -168,7 +168,8 @@ def _stage(access: Access, task: StageTask) -> StageResult:
     try:
         for decoded in source.read():
             output.write(decoded.batches)
-        return replace(source.finish(), files=output.finish())
+        files = output.finish()  # meanwhile, the dead letters that were sent arrive
+        return replace(source.finish(), files=files)
     except BaseException:
         output.abort()
         source.abort()
@@ -326,7 +327,7 @@ class _Source:
         check_limit(self._rejects, self._task.rules.max_rejects, read=self._records, planned=self._task.offsets)
 
     def finish(self) -> StageResult:
-        """Close the files of the dead letters, and return the result without the files of the table."""
+        """Wait until the dead letters are stored, and return the result without the files of the table."""
         letters = self._letters.finish()
         return StageResult(
             (),
