@@ -43,11 +43,14 @@ _MAX_DECIMAL_BYTES, _MAX_DIGITS = 64, 154  # of integers that become decimals
 _MAX_QUOTED = 40  # characters
 _FEW = 64  # texts are examined one by one if there are fewer
 MAX_SCALE = 76  # Arrow converts decimals of larger scales to wrong values
+_ZONE = f"(?:Z|(?P<sign>[+-])(?P<east>{HOUR})(?::?(?P<east_minute>{MINUTE}))?)?"
 # A date, or a date and a time with an optional zone, as in JSON.
 _TIMESTAMP = (
     f"^(?P<date>{DATE})(?:[ T](?P<hour>{HOUR})(?::(?P<minute>{MINUTE})(?::(?P<second>{SECOND})"
-    f"(?:\\.(?P<fraction>[0-9]{{1,9}}))?)?)?(?:Z|(?P<sign>[+-])(?P<east>{HOUR})(?::?(?P<east_minute>{MINUTE}))?)?)?$"
+    f"(?:\\.(?P<fraction>[0-9]{{1,9}}))?)?)?{_ZONE})?$"
 )
+# A date with an optional zone, which does not change the date.
+_DATE = f"^(?P<date>{DATE}){_ZONE}$"
 
 
 def to_text(hive: HiveType) -> Convert:
@@ -190,6 +193,16 @@ def text_to_timestamp(values: pa.BinaryArray, place: Values) -> pa.Array:
         place.reject(bad, lambda index: f"{_quoted(texts[index])} is not a timestamp in the years 0001 to 9999")
         seconds = np.where(bad, 0, seconds)
     return to_timestamps(seconds, np.where(bad, 0, _number(parts, "fraction", 9)), place)
+
+
+def text_to_date(values: pa.BinaryArray, place: Values) -> pa.Array:
+    """Convert the texts of dates. A zone, which may follow the day, is ignored: the date is that of the text."""
+    texts = _decode(values, place)
+    parts = pc.extract_regex(texts, _DATE)
+    bad = parts.is_null().to_numpy(zero_copy_only=False)
+    if bad.any():
+        place.reject(bad, lambda index: f"{_quoted(texts[index])} is not a date in the years 0001 to 9999")
+    return pc.cast(pc.struct_field(parts, "date"), pa.date32()).fill_null(pa.scalar(0, pa.date32()))
 
 
 def _quoted(text: pa.Scalar) -> str:

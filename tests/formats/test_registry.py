@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from datetime import date, datetime
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +21,7 @@ import pytest
 from ingestd.errors import ConfigError, LoginFailed, RegistryUnavailable
 from ingestd.formats.avro.options import AvroOptions
 from ingestd.formats.registry import InvalidSchema, Registry, RegistryOptions
-from tests.support.avro import encode, schema_of
+from tests.support.avro import ISO_DATE, ISO_TIME, ISO_TIMESTAMP, encode, schema_of
 from tests.support.certificates import make
 from tests.support.decoding import columns_of, reasons, rows_of
 from tests.support.patience import LIMIT
@@ -59,6 +60,25 @@ def test_decode_when_serializer_is_confluents_then_schemas_are_found_once(server
             (6, "", "record does not begin with the header of the framing confluent"),
         ]
     assert sorted(server.gets) == ["/schemas/ids/1", "/schemas/ids/2", "/schemas/ids/77", "/schemas/ids/77"]
+
+
+def test_decode_when_confluents_serializer_writes_texts_of_debezium_then_they_are_dates_and_timestamps(
+    server: RegistryServer,
+) -> None:
+    schema = schema_of({"day": ["null", ISO_DATE], "at": ISO_TIMESTAMP, "clock": ISO_TIME})
+    rows = [
+        {"day": "2026-11-28Z", "at": "2026-11-28T01:02:03.000004Z", "clock": "01:02:03Z"},
+        {"day": None, "at": "1969-12-31T23:59:59Z", "clock": "00:00:00Z"},
+    ]
+    records = [serialize(server.serializer(schema), "t", row) for row in rows]
+    columns = columns_of(day="date", at="timestamp", clock="string")
+
+    decoded = AvroOptions().decoder(columns, registry_of(server)).decode(records)
+
+    assert rows_of(decoded) == [
+        {"day": date(2026, 11, 28), "at": datetime(2026, 11, 28, 1, 2, 3, 4), "clock": "01:02:03Z"},
+        {"day": None, "at": datetime(1969, 12, 31, 23, 59, 59), "clock": "00:00:00Z"},
+    ]
 
 
 def test_decode_when_ids_have_8_bytes_then_schemas_are_found(server: RegistryServer) -> None:

@@ -31,6 +31,9 @@ ZONED_TIMESTAMP: dict[str, Any] = {
     "connect.version": 1,
     "connect.name": "io.debezium.time.ZonedTimestamp",
 }
+ISO_DATE, ISO_TIME, ISO_TIMESTAMP = (
+    {**ZONED_TIMESTAMP, "connect.name": f"io.debezium.time.{name}"} for name in ("IsoDate", "IsoTime", "IsoTimestamp")
+)
 
 
 def logical(kind: str, name: str, **more: object) -> dict[str, object]:

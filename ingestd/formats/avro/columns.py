@@ -6,7 +6,7 @@ timestamps outside the years 0001 to 9999.
 | Avro | Hive |
 |---|---|
 | boolean, int, long, float, double | boolean, int, bigint, float, double |
-| string, enum, uuid, Debezium's ZonedTimestamp | string |
+| string, enum, uuid, Debezium's ZonedTimestamp, IsoTimestamp, IsoDate and IsoTime | string |
 | bytes, fixed | binary |
 | decimal(p,s) | decimal(p,s), up to 38 digits |
 | date; timestamp, local-timestamp | date; timestamp |

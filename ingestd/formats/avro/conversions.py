@@ -5,7 +5,9 @@ Invariant: a logical type is converted by its meaning, except that an integer co
 
 from __future__ import annotations
 
-from ingestd.formats.avro.schema import ZONED_TIMESTAMP, AvroType
+from collections.abc import Mapping
+
+from ingestd.formats.avro.schema import DATE_TEXT, TIMESTAMP_TEXT, AvroType
 from ingestd.formats.conversions import (
     MAX_SCALE,
     PER_SECOND,
@@ -15,6 +17,7 @@ from ingestd.formats.conversions import (
     as_it_is,
     integer_to_decimal,
     sized,
+    text_to_date,
     text_to_timestamp,
     to_boolean,
     to_date,
@@ -26,6 +29,12 @@ from ingestd.formats.conversions import (
     uuid_text,
 )
 from ingestd.schema import INTEGER_BITS, HiveType
+
+# The conversions of texts of Debezium to what they mean, by the logical type and the kind of the Hive type.
+_OF_TEXTS: Mapping[tuple[str, str], Convert] = {
+    (TIMESTAMP_TEXT, "timestamp"): text_to_timestamp,
+    (DATE_TEXT, "date"): text_to_date,
+}
 
 
 def conversion(avro: AvroType, hive: HiveType) -> Convert | None:
@@ -45,10 +54,8 @@ def _of_text(avro: AvroType, hive: HiveType) -> Convert | None:
     """Return the conversion of strings, enums, bytes and fixed."""
     if hive.kind == "binary":
         return as_it_is if avro.kind in ("string", "bytes", "fixed") else None
-    if avro.logical == ZONED_TIMESTAMP and hive.kind == "timestamp":
-        return text_to_timestamp
     if hive.kind not in TEXTS:
-        return None
+        return _OF_TEXTS.get((avro.logical, hive.kind))
     if avro.kind == "enum":
         return sized(hive)
     if avro.kind in ("string", "bytes"):

@@ -15,8 +15,9 @@ Invariant: the result depends on each record alone, never on how records are bat
 | varchar(n), char(n) | the same, up to n characters; char drops trailing spaces | longer text |
 | binary | bytes, fixed, string | |
 | date | date, years 0001 to 9999 | other years |
+| | Debezium's IsoDate: the text of a date, whose zone is ignored | other text |
 | timestamp | timestamp and local-timestamp in millis, micros or nanos (UTC) | see below, other years |
-| | Debezium's ZonedTimestamp: the text of a date, or of a date and a time; in UTC if it has a zone | other text |
+| | Debezium's ZonedTimestamp, IsoTimestamp: text of a date, or of a date and a time; in UTC if it has a zone | other |
 | array | array | |
 | map | map, if the keys of the column are string, varchar or char; the last of equal keys wins | |
 | struct | record; its fields as those of the whole record | |

@@ -16,8 +16,9 @@ from fastavro.schema import SchemaParseException, UnknownType, fingerprint, pars
 
 from ingestd.formats.registry import InvalidSchema
 
-# Logical types of Debezium only: the text of a timestamp with a zone, and a record of the scale and the unscaled value.
-ZONED_TIMESTAMP, SCALED_DECIMAL = "zoned timestamp", "decimal with a scale"
+# Logical types of Debezium only: the texts of a timestamp and of a date, which may have a zone, and a record of a scale
+# and an unscaled value.
+TIMESTAMP_TEXT, DATE_TEXT, SCALED_DECIMAL = "text of a timestamp", "text of a date", "decimal with a scale"
 # Logical types that change the meaning of a value, by the kinds that allow them. Others are ignored.
 _LOGICAL = {
     "date": ("int",),
@@ -29,7 +30,8 @@ _LOGICAL = {
     "local-timestamp-nanos": ("long",),
     "decimal": ("bytes", "fixed"),
     "uuid": ("string", "fixed"),
-    ZONED_TIMESTAMP: ("string",),
+    TIMESTAMP_TEXT: ("string",),
+    DATE_TEXT: ("string",),
 }
 # The logical types of Kafka Connect and Debezium, by `connect.name`. Their converters write only this attribute.
 _CONNECT = {
@@ -39,7 +41,9 @@ _CONNECT = {
     "io.debezium.time.Timestamp": "timestamp-millis",
     "io.debezium.time.MicroTimestamp": "timestamp-micros",
     "io.debezium.time.NanoTimestamp": "timestamp-nanos",
-    "io.debezium.time.ZonedTimestamp": ZONED_TIMESTAMP,
+    "io.debezium.time.ZonedTimestamp": TIMESTAMP_TEXT,
+    "io.debezium.time.IsoTimestamp": TIMESTAMP_TEXT,
+    "io.debezium.time.IsoDate": DATE_TEXT,
 }
 _SCALED_DECIMAL = "io.debezium.data.VariableScaleDecimal"
 # Names of attributes that fastavro leaves alone, for those that it must not examine.
