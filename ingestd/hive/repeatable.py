@@ -36,6 +36,7 @@ REPEATABLE = {
         ("set_aggr_stats_for", "update_table_column_statistics_req", "update_partition_column_statistics_req"),
         "sent without needMerge: replaces the statistics",
     ),
+    "scheduled_query_progress": "an execution that has ended in the same way is accepted (`Schedules.finish`)",
     "add_replication_metrics": "replaces the metrics of the execution",
     "add_write_notification_log": "the event log records each file once",
     "add_write_notification_log_in_batch": "the event log records each file once",
@@ -48,7 +49,7 @@ REPEATABLE = {
 #                       where HMS compares first, it is rejected although the first one succeeded
 # create_table_req, create_database   the second call is rejected although the first one succeeded
 # scheduled_query_poll  each call claims another execution; that of a lost answer stays active until it times out
-# scheduled_query_maintenance, scheduled_query_progress   the second call is refused although the first one succeeded
+# scheduled_query_maintenance   the second call is refused although the first one succeeded; `Schedules` asks instead
 # compact2              the second call is refused, or queues the compaction again after the first one has ended
 # lock outside a transaction   the second request waits for the first, whose lock id was lost
 

@@ -5,6 +5,8 @@ transaction of its database (`claim`). So an execution is the lease of a policy.
 when the metastore has seen no progress for `metastore.scheduled.queries.execution.timeout` (120 s): then the executor
 is refused, and another one may have claimed the query. HiveServer2 claims the queries of the namespace `hive` only.
 
+A change of a query, or the end of an execution, succeeds if its answer is lost and the metastore has its effect.
+
 Tried on a metastore 4.2.0: an execution that is due while another one is active waits for its end; missed times are not
 queued; CREATE ignores the given time of the next execution, and ALTER does not; without one, ALTER computes it from the
 schedule, which is a cron expression of Quartz in the time zone of the metastore. A query that is dropped takes its
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hive_metastore import ttypes
 
@@ -30,6 +32,7 @@ _ERROR_LENGTH, _METADATA_LENGTH, _PROGRESS_LENGTH = 1000, 4000, 10_000
 _PLAIN = "json-0.2"
 # Messages about the progress of an execution that has ended, or whose query was dropped.
 _ENDED = re.compile("Invalid state change|MScheduledExecution:[0-9]+. not found")
+_ENDED_SO = re.compile(r"Invalid state change: (\w+)=>\1\b")
 _TIMEOUT_KEY, _TIMEOUT = "metastore.scheduled.queries.execution.timeout", "120s"
 
 
@@ -190,6 +193,9 @@ class Schedules:
         try:
             request = ttypes.ScheduledQueryMaintenanceRequest(kind, raw)
             self._metastore.call("scheduled_query_maintenance", request)
+        except MetastoreUnavailable:
+            if not self._is_maintained(kind, query):
+                raise
         except InvalidTable as error:
             raise ConfigError("the policy does not exist", where=where, hint="see `ingestd policy list`") from error
         except MetastoreRefusal as error:
@@ -202,6 +208,16 @@ class Schedules:
                 ) from error
             raise
 
+    def _is_maintained(self, kind: int, wanted: ScheduledQuery) -> bool:
+        """Return whether the metastore has the effect of a request whose answer was lost."""
+        query = self.find(wanted.name)
+        if kind == ttypes.ScheduledQueryMaintenanceRequestType.DROP:
+            return query is None
+        is_given = kind == ttypes.ScheduledQueryMaintenanceRequestType.ALTER and wanted.next_execution is not None
+        return query is not None and query == (
+            wanted if is_given else replace(wanted, next_execution=query.next_execution)
+        )
+
     def _progress(self, execution: Execution, state: int, message: str) -> None:
         info = ttypes.ScheduledQueryProgressInfo(
             scheduledExecutionId=execution.id,
@@ -212,6 +228,8 @@ class Schedules:
         try:
             self._metastore.call("scheduled_query_progress", info)
         except (MetastoreRefusal, MetastoreUnavailable) as error:
+            if _ENDED_SO.search(error.what):
+                return  # the answer to the first request was lost
             if not _ENDED.search(error.what):
                 raise
             raise OwnershipLost(

@@ -37,6 +37,11 @@ def policies_unavailable(error: IngestdError, seconds: float) -> None:
     _log.warning("policies_unavailable", reason=type(error).__name__, error=str(error), again_in=round(seconds, 1))
 
 
+def policy_due_again(policy: str) -> None:
+    """Log that a policy was made due again, because the answer to the claim of its execution was lost."""
+    _log.warning("policy_due_again", policy=policy)
+
+
 def policies_failed(error: IngestdError) -> None:
     """Log that a defect has ended the replication of this process."""
     _log.error("policies_failed", reason=type(error).__name__, error=str(error))

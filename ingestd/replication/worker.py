@@ -26,7 +26,7 @@ from ingestd.replication.execution import PolicyDefect, Resources, Running
 from ingestd.replication.holds import Holds
 from ingestd.replication.options import PolicyOptions, ReplicationOptions
 from ingestd.replication.policies import ANY_USER, Policies, Policy
-from ingestd.replication.policy_status import PolicyStatus, read_statuses
+from ingestd.replication.policy_status import PolicyStatus, read_runs, read_statuses
 from ingestd.replication.runs import Run, Status
 from ingestd.replication.statements import PolicyChange
 from ingestd.retry import Backoff
@@ -130,14 +130,19 @@ class PolicyWorker:
     def _dispatch(self) -> None:
         """Begin executions that are due, while there is a free worker."""
         backoff = Backoff(cap_seconds=60.0)
+        claimed: Sequence[Policy] = ()
         try:
             while not self._stop.is_set():
                 self._woken.clear()
                 try:
                     self._apply()
+                    self._offer_again(claimed)
+                    claimed = ()
                     timeout = self._schedules.timeout_seconds()
                     while len(self.active) < self._options.workers and not self._stop.is_set():
+                        claimed = [status.policy for status in self.statuses]
                         execution = self._schedules.claim()
+                        claimed = ()
                         if execution is None:
                             break
                         self._begin(execution, timeout)
@@ -150,6 +155,20 @@ class PolicyWorker:
                 pause(seconds, self._woken)
         finally:
             self._holds.close()
+
+    def _offer_again(self, claimed: Sequence[Policy]) -> None:
+        """Make policies due again of which a claim without an answer has begun an execution that nobody runs.
+
+        The metastore does not tell which they are. They were due, are not due any more, and have no execution since. It
+        hands them out when the lost execution has timed out. One that another worker runs at this moment runs again.
+        """
+        for policy in claimed:
+            current = self._policies.find(policy.name) if policy.is_due else None
+            if current is None or not current.is_enabled or current.is_due or policy.name in self.active:
+                continue
+            if not any(run.began >= (policy.next_execution or 0) for run in read_runs(self._schedules, policy.name)):
+                self._policies.execute(policy.name)
+                policy_events.policy_due_again(policy.name)
 
     def _begin(self, execution: Execution, timeout_seconds: float) -> None:
         running = Running(self._resources, execution, timeout_seconds)
