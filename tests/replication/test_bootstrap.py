@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from pathlib import Path
 
@@ -30,16 +29,14 @@ from ingestd.hive.snapshot import WriterRule, WritersActive
 from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import abort, begin_writing, open_transactions
 from ingestd.replication.bootstrap_dump import BootstrapDumpOptions, DumpStep, dump_bootstrap
-from ingestd.replication.bootstrap_load import TargetOccupied, load_bootstrap
+from ingestd.replication.bootstrap_load import TargetOccupied
 from ingestd.replication.cluster import Cluster
-from ingestd.replication.copy import Copier
-from ingestd.replication.directory import Dump, Skipped
+from ingestd.replication.directory import Skipped
 from ingestd.replication.scope import Scope
 from ingestd.replication.table_load import LoadStep
 from ingestd.storage.storages import Storages
 from tests.support.replica import Replica
 from tests.support.replica_copying import AT_ONCE, TABLES, Copying, fill, new_copying, same_write_ids
-from tests.support.replica_kills import ProcessStep
 from tests.support.replica_rows import (
     begin_locked,
     compact,
@@ -268,25 +265,6 @@ def test_dump_when_the_database_is_an_incomplete_replica_then_is_refused(copying
         Copying(copying.replica, name, "x", copying.root).dump()
 
 
-def test_dump_when_killed_after_each_step_then_is_continued_with_its_first_event(copying: Copying) -> None:
-    fill(copying)
-    states = []
-    for step in (ProcessStep.BEGUN, DumpStep.SNAPSHOT, DumpStep.TABLE, DumpStep.MANIFEST):
-        assert copying.process("dump", step.value, count=2 if step is DumpStep.TABLE else 1) == -signal.SIGKILL
-        (begun,) = copying.directory.dumps()
-        states.append(begun.state)
-        assert not begun.is_finished
-        assert isinstance(copying.directory.begin_load(), Skipped)
-        make_table(copying.replica.source.metastore, TableName(copying.database, f"after_{step.value}"))
-    assert copying.process("dump", ProcessStep.FINISHED.value) == -signal.SIGKILL
-    (finished,) = copying.directory.dumps()
-    assert {*states, finished.state} == {states[0]}
-    assert isinstance(copying.directory.begin_dump(finished.state.scope, lambda: 0), Skipped)
-    assert copying.process("load", ProcessStep.FINISHED.value) == -signal.SIGKILL
-    assert isinstance(copying.directory.begin_load(), Skipped)
-    assert copying.rows(*TABLES) == TABLES
-
-
 def test_dump_when_its_snapshot_has_ended_then_is_not_finished(copying: Copying) -> None:
     metastore = copying.replica.source.metastore
     make_table(metastore, TableName(copying.database, "t"))
@@ -302,46 +280,11 @@ def test_dump_when_its_snapshot_has_ended_then_is_not_finished(copying: Copying)
     copying.load()
 
 
-KILLS = [
-    (LoadStep.DATABASE.value, 1),
-    (LoadStep.TABLE.value, 1),
-    (LoadStep.TABLE.value, 3),
-    (LoadStep.WRITE_IDS.value, 2),
-    (ProcessStep.FILES.value, 1),
-    (ProcessStep.FILES.value, 4),
-    (LoadStep.COPIED.value, 1),
-    (LoadStep.PARTITIONS.value, 1),
-    (LoadStep.COMPLETE.value, 1),
-    (LoadStep.CONSTRAINTS.value, 1),
-    (LoadStep.LAST_EVENT.value, 1),
-]
-
-
-def test_load_when_killed_after_each_step_then_is_continued(copying: Copying) -> None:
-    fill(copying)
-    dump = copying.dump()
-    for step, count in KILLS:
-        copied = Copying(copying.replica, copying.database, copying.replica.name("killed"), copying.root)
-        assert copied.process("load", step, count) == -signal.SIGKILL, step
-        if step != LoadStep.LAST_EVENT.value:
-            assert "repl.last.id" not in copied.marks(), step
-        _load_again(copied, dump)
-        assert copied.rows(*TABLES) == TABLES, step
-        assert [table for table in TABLES if not same_write_ids(copied, table)] == [], step
-
-
-def _load_again(copying: Copying, dump: Dump) -> None:
-    """Load a dump into another target without marking it as loaded."""
-    target = Cluster(copying.replica.target.metastore, Storages())
-    metadata = copying.directory.metadata(dump)
-    load_bootstrap(target, dump, metadata, Copier(target.storages), copying.loading, threading.Event())
-
-
 def test_load_when_a_table_is_complete_then_is_not_touched_again(copying: Copying) -> None:
     fill(copying)
-    dump = copying.dump()
-    copying.process("load", LoadStep.COMPLETE.value)
+    copying.dump()
+    copying.run_process("load", LoadStep.COMPLETE)
     name = TableName(copying.target, "plain")
     before = table_of(copying.replica.target.metastore, name).raw.id
-    _load_again(copying, dump)
+    copying.load_last()
     assert table_of(copying.replica.target.metastore, name).raw.id == before

@@ -34,16 +34,6 @@ from tests.support.replica_rows import compact
 from tests.support.replica_tables import EXTERNAL, make_table
 from tests.support.stack import eventually
 
-# Steps after which a load is killed at the second time.
-_REPEATED = {ReplayStep.ALLOCATED, ReplayStep.COPIED, ReplayStep.COMMITTED, ReplayStep.DEFINED, ReplayStep.STORED}
-_ALL_STEPS = (
-    ProcessStep.FILES,
-    *(one for one in ReplayStep if one is not ReplayStep.EXTERNAL),
-    ProcessStep.FINISHED,
-)
-# The others are examined without a process, by an exception after each of them.
-_FEW_STEPS = (ProcessStep.FILES, ReplayStep.COMMITTED, ProcessStep.FINISHED)
-
 _CHANGES = (
     *("open_txns", "allocate_table_write_ids", "commit_txn", "abort_txn", "alter_database", "create_table_req"),
     *("alter_table_req", "add_partitions_req", "alter_partitions_req", "drop_partitions_req", "truncate_table_req"),
@@ -146,23 +136,6 @@ def test_load_when_interrupted_after_a_table_is_renamed_in_a_transaction_then_an
     following.dump()
     following.load_interrupted()
     assert_same(following)
-
-
-@pytest.mark.parametrize("steps", [_FEW_STEPS, pytest.param(_ALL_STEPS, marks=pytest.mark.soak)], ids=["few", "all"])
-def test_load_when_killed_after_a_step_then_the_next_one_completes_it(
-    following: Following, steps: tuple[ProcessStep | ReplayStep, ...]
-) -> None:
-    others = [(step, following.other_target()) for step in steps]
-    do_everything(following)
-    following.dump()
-    for step, other in others:
-        number = 2 if step in _REPEATED else 1
-        assert other.run_process("load", step, number) == -signal.SIGKILL, step
-        other.load_last()
-        assert_same(other)
-        replay = Replay(other.replica.target.metastore, other.target, accepts_gaps=lambda _: False)
-        assert replay.open_transactions == frozenset(), step
-    assert isinstance(following.directory.begin_load(), Skipped)
 
 
 def test_load_when_stopped_then_it_ends_between_two_events(following: Following) -> None:

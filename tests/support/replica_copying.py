@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
-import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 from ingestd.hive.events import EventLog
@@ -26,6 +26,7 @@ from ingestd.replication.scope import Scope
 from ingestd.storage.storages import Storages
 from tests.support.patience import LIMIT
 from tests.support.replica import Replica
+from tests.support.replica_kills import process
 from tests.support.replica_rows import (
     Rows,
     begin_locked,
@@ -75,13 +76,18 @@ class Copying:
 
     def load(self, database: str = "") -> None:
         """Load the dump that is not loaded."""
-        target = Cluster(self.replica.target.metastore, Storages())
         dump = self.directory.begin_load()
         assert isinstance(dump, Dump), dump
+        self.load_last(database)
+        self.directory.finish_load(dump)
+
+    def load_last(self, database: str = "") -> None:
+        """Load the last dump, and do not mark it as loaded."""
+        target = Cluster(self.replica.target.metastore, Storages())
+        dump = self.directory.dumps()[-1]
         options = BootstrapLoadOptions(database or self.target, self.loading.external_base)
         metadata = self.directory.metadata(dump)
         load_bootstrap(target, dump, metadata, Copier(target.storages), options, threading.Event())
-        self.directory.finish_load(dump)
 
     def marks(self) -> dict[str, str]:
         """Return the properties of the target database."""
@@ -92,21 +98,29 @@ class Copying:
         """Return the rows on the target, by table."""
         return {table: read_rows(self.replica.target.metastore, TableName(self.target, table)) for table in tables}
 
-    def process(self, side: str, step: str, count: int = 1) -> int:
+    def run_process(self, side: str, step: Enum, count: int = 1) -> int:
         """Run a dump or a load in a process that kills itself after a step; return its exit code."""
-        arguments = {
+        with self.process(side, step, count) as made:
+            return made.wait(LIMIT)
+
+    @contextmanager
+    def process(
+        self, side: str, step: Enum, count: int = 1, number: int = signal.SIGKILL
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """Run a dump or a load in a process that sends itself the signal `number` after a step."""
+        given = {
             "root": str(self.root),
             "database": self.database,
             "target": self.target,
             "source_uri": self.replica.source.uri,
             "target_uri": self.replica.target.uri,
             "external": self.loading.external_base,
-            "step": step,
+            "step": step.value,
             "count": count,
-            "signal": signal.SIGKILL,
+            "signal": number,
         }
-        command = [sys.executable, "-m", "tests.replication.bootstrap_process", side, json.dumps(arguments)]
-        return subprocess.run(command, check=False, timeout=LIMIT).returncode
+        with process("bootstrap_process", side, given) as made:
+            yield made
 
 
 def new_copying(replica: Replica, root: Path) -> Copying:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,6 +37,7 @@ from ingestd.storage.storages import Storages
 from tests.support.patience import LIMIT
 from tests.support.replica import Replica, Side
 from tests.support.replica_copying import AT_ONCE
+from tests.support.replica_kills import process
 from tests.support.replica_rows import table_of
 from tests.support.replica_tables import make_database
 
@@ -141,12 +140,8 @@ class Following:
             "count": count,
             "signal": number,
         }
-        command = [sys.executable, "-m", "tests.replication.incremental_process", side, json.dumps(given)]
-        with subprocess.Popen(command) as made:
-            try:
-                yield made
-            finally:
-                made.kill()
+        with process("incremental_process", side, given) as made:
+            yield made
 
     def last_event(self) -> int:
         """Return the last event of the target."""

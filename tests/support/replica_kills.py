@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -45,3 +49,14 @@ class Ending:
         if self.step == ProcessStep.FILES.value and done >= self.count > 0:
             self.count = 1
             self.observe(ProcessStep.FILES)
+
+
+@contextmanager
+def process(module: str, side: str, given: Mapping[str, Any]) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a module of `tests.replication` with its arguments; kill it at the end of the `with` block."""
+    command = [sys.executable, "-m", f"tests.replication.{module}", side, json.dumps(given)]
+    with subprocess.Popen(command) as made:
+        try:
+            yield made
+        finally:
+            made.kill()
