@@ -2,7 +2,9 @@
 
 For each shape of `bench.records`, batches of 20,000 records or 16 MB are decoded in one process: the clean records, and
 twins of them. In `misfit`, 1 % of the records have a text as their id that is not a number. In `cut`, 1 % of them end
-early. In `others`, each also has a field that is not a column: an object with a name of its own. The flat and the
+early. In `spelled`, 1 % of them have the id twice, in two spellings. In `scattered`, every fifth record has one of
+several faults. In `surrogates`, all records have an unpaired surrogate in a field that is a column. In `others`, each
+also has a field that is not a column: an object with a name of its own. The flat and the
 nested shape are also decoded from Protobuf messages. The flat shape is also decoded from delimited text and CSV, with
 twins that contain line ends, and from change events with their schema, with a twin whose amount is a decimal in
 Base64. In the twin of `json_text`, the objects contain escape sequences. Each time is the best of several runs, so that
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,6 +32,7 @@ from ingestd.schema import Column, HiveType
 _JSON = tuple(shape for shape in SHAPES if shape.format == "json" and not shape.has_rejects and not shape.sql)
 
 _RECORDS, _BYTES = 20_000, 16_000_000
+_TEXT = re.compile(rb'("(?:note|name|t0|payload|trace|created|body)":[^"]*")')  # behind its opening quote
 
 
 def main() -> None:
@@ -51,13 +55,23 @@ def _measure(shape: Shape, runs: int) -> str:
     misfits = [misfit(value) if is_reject(number) else value for number, value in enumerate(clean)]
     cut = [value[:-1] if is_reject(number) else value for number, value in enumerate(clean)]
     others = [b'{"other":{"k%d":"\\u0431"},%s' % (number, value[1:]) for number, value in enumerate(clean)]
-    twins = {"misfit": misfits, "cut": cut, "others": others}
+    spelled = [b'{"ID":5,' + value[1:] if is_reject(number) else value for number, value in enumerate(clean)]
+    scattered = [_faulty(number, value) if number % 5 == 2 else value for number, value in enumerate(clean)]
+    surrogates = [_TEXT.sub(rb"\1\\ud800", value, count=1) for value in clean]
+    twins = {"misfit": misfits, "cut": cut, "spelled": spelled, "scattered": scattered, "surrogates": surrogates}
+    twins["others"] = others
     if shape.name == "json_text":
         twins["escaped"] = [value.replace(b'"home"', b'"h\\u00f6me"') for value in clean]
     line = _compare(shape.name, JsonOptions().decoder(columns), clean, twins, runs)
     if shape.name in protobuf.SHAPES:
         line += f"\n{shape.name} in Protobuf: {protobuf.measure(columns, clean, runs)}"
     return line
+
+
+def _faulty(number: int, value: bytes) -> bytes:
+    """Return the record with one of several faults."""
+    faulty = (misfit(value), value[:-1], value + b" x", value + value, b"null", b'{"other":1}')
+    return faulty[number // 5 % len(faulty)]
 
 
 def _measure_texts(runs: int) -> str:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ingestd.formats import JsonDecoder
 from ingestd.formats.decoder import RejectError
 from ingestd.formats.json.arrow_reader import ArrowReader
+from ingestd.formats.json.tape_reader import TapeReader
 from ingestd.formats.row_batches import RowBatches
 from ingestd.schema import Column
 from tests.support.decoding import columns_of, in_order, rows_of
@@ -96,6 +97,27 @@ def test_decode_when_few_records_have_faults_then_rows_and_reasons_are_those_of_
     _check_faults(FLAT, SOUND, faults, data)
 
 
+MANY_FAULTS = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+UNLIKE = ['{"note":"\\ud800","id":"x"}', '{"id":"\\ud800"}', '{"short":"\\udc00\\ud800"}', '{"note":"\\ud83d\\ude00"}']
+UNLIKE += ['{"ID":3,"id":4}', '{"id":4,"i\\u0064":5}', '{"x":NaN}', '{"x":[-Infinity]}', '{"id":1,"Note":"n"}']
+
+
+@MANY_FAULTS
+@given(st.lists(st.sampled_from([*FAULTS, *UNLIKE]).map(str.encode), min_size=65, max_size=150), st.data())
+def test_decode_when_many_records_have_faults_then_rows_and_reasons_are_those_of_each_record(
+    faults: list[bytes], data: st.DataObject
+) -> None:
+    _check_faults(FLAT, SOUND, faults, data)
+
+
+@MANY_FAULTS
+@given(st.lists(st.sampled_from(NESTED_FAULTS).map(str.encode), min_size=65, max_size=150), st.data())
+def test_decode_when_many_nested_records_have_faults_then_rows_and_reasons_are_those_of_each_record(
+    faults: list[bytes], data: st.DataObject
+) -> None:
+    _check_faults(NESTED, NESTED_SOUND, faults, data)
+
+
 def _check_faults(columns: Sequence[Column], sound: str, faults: list[bytes], data: st.DataObject) -> None:
     decoder = JsonDecoder(columns)
     for _ in range(2):  # the decoder has learned from the first batch
@@ -126,6 +148,7 @@ def test_read_when_few_records_have_a_fault_then_only_these_are_undecided() -> N
         '{"id":"x"}', '{"id":5.5}', '{"ts":5}', '{"ts":"2026-02-30"}', '{"amount":1.234}', '{"amount":"a"}',
         '{"ratio":1e400}', '{"ratio":NaN}', '{"flag":1}', '{"note":17.50}', '{"note":{"a":[1]}}', '{"note":"\\ud800"}',
         '{"note":"\\x"}', '{"note":"\t"}', '{"short":"abcdef"}', '{"id":1', '{"id":1} x', "", "null{}", "\ufeff{}",
+        '{"id":1}{"id":2}', '{"ID":3,"id":4}', '{"id":3,"id":4}', '{"x":NaN}', '{"i\\u0064":5,"x":1}',
     ]  # fmt: skip
     nested_faults = [
         '{"buyer":{"name":5}}', '{"buyer":"x"}', '{"buyer":{"since":"2026-02-30"}}', '{"items":[{"count":1.5}]}',
@@ -139,6 +162,25 @@ def test_read_when_few_records_have_a_fault_then_only_these_are_undecided() -> N
         values[50] = values[150] = fault.encode()
         _, undecided = ArrowReader(columns).read(values)
         assert undecided.nonzero()[0].tolist() == [50, 150], fault
+
+
+def test_read_when_two_fifths_of_the_records_have_faults_then_arrow_reads_the_others() -> None:
+    values = [(SOUND % (number, number, number)).encode() for number in range(100)]
+    values[0::5] = [b'{"id":"x"}'] * 20
+    values[1::5] = [b"{"] * 20
+    _, undecided = ArrowReader(FLAT).read(values)
+    assert undecided.nonzero()[0].tolist() == [number for number in range(100) if number % 5 < 2]
+
+
+def test_read_when_a_text_has_an_unpaired_surrogate_then_the_tape_decides_the_reject() -> None:
+    record = '{"id":%d,"note":"%s","short":"%s"}'
+    texts = [("a", "b"), ("\\ud800", "b"), ("\\ud83d\\ude00", "\\udc00"), ("\\udc00\\ud800", "abcdef")]
+    values = [(record % (number, *pair)).encode() for number, pair in enumerate(texts)]
+    batch, undecided, rejects = TapeReader(FLAT).read(values, "ns")
+    assert not undecided.any()
+    reason = "the text has an unpaired surrogate, which UTF-8 cannot encode"
+    assert rejects == {1: ("note", reason), 2: ("short", reason), 3: ("note", reason)}
+    assert batch.column(5).to_pylist()[0] == "a"
 
 
 def test_read_when_nested_records_are_common_then_arrow_reads_the_batch() -> None:

@@ -17,10 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
+from ingestd.formats.decoder import NEWLINE
 from ingestd.formats.json.arrow_fields import ArrowField
-from ingestd.formats.json.framing import frame, has_constant, unsafe_lines
+from ingestd.formats.json.framing import constants, frame, places_of, unsafe_lines
 from ingestd.formats.json.map_texts import MapReader, can_cut
-from ingestd.formats.json.suspects import TYPE_CHANGED, row_of, suspects, without_lines
+from ingestd.formats.json.suspects import TYPE_CHANGED, lines_at, row_of, suspects, without_lines
 from ingestd.formats.json.times import timestamp_columns
 from ingestd.formats.record_decoder import MixedTimestamps, NotColumnar
 from ingestd.formats.row_batches import batch_of
@@ -28,16 +29,14 @@ from ingestd.schema import Column, HiveType
 
 Mask = npt.NDArray[np.bool_]
 
-# The records that may be undecided: this number, or this part of a batch. The tape reader is faster for more. If half
-# of a batch seems to be faulty, there is something to learn.
-_FEW, _PART = 8, 16
 _MAX_SINGLE_ROWS = 4  # records that are excluded one at a time, because no pattern finds others with their fault
 _UNEXPECTED = "unexpected field"
 # What pyarrow does with fields that are not columns. It could also infer their types, but needs a time that grows with
 # the square of their number, if they are names of members in a map.
 _REJECT, _IGNORE = "error", "ignore"
+_SECOND_OBJECT = re.compile(rb"\}[ \t\r]*\{")  # outside strings, it is between two objects of one line
 _ESCAPED_NAME = r'\\u[0-9a-fA-F]{4}(?:[^"\\]|\\.)*"[ \t\r]*:'
-_KELVIN_SIGN = "\u212a".encode()  # the only non-ASCII character whose lower case is ASCII
+_KELVIN_SIGN = re.compile("\u212a".encode())  # the only non-ASCII character whose lower case is ASCII
 
 
 class ArrowReader:
@@ -65,19 +64,19 @@ class ArrowReader:
         """
         if not self._can_read:
             raise NotColumnar
-        limit = min(max(_FEW, len(values) // _PART), len(values) // 2)
-        text, undecided = frame(values, limit)
+        text, undecided = frame(values)
         if self._scales:
             lines = unsafe_lines(text, max(self._scales))
-            if np.count_nonzero(undecided) + len(lines) > limit:
-                raise NotColumnar
-            if len(lines):
-                text = without_lines(text, lines)
-                undecided[lines] = True
+            text = without_lines(text, lines)
+            undecided[lines] = True
+        if undecided.all():
+            raise NotColumnar
+        # If half of the others seem to be faulty, there is something to learn.
+        limit = int(len(values) - np.count_nonzero(undecided)) // 2
         batch = self._convert(*self._read(text, undecided, limit, values), undecided)
         if self._matching and self._other_fields != _REJECT:  # else each field of the batch is a column
             undecided[self._maybe_unmatched(batch, values)] = True
-        if np.count_nonzero(undecided) > limit:
+        if undecided.all():
             raise NotColumnar
         return batch, undecided
 
@@ -97,7 +96,11 @@ class ArrowReader:
                 text, maps = self._cut(whole, undecided, limit)
                 cut_by = self._record.spellings()
             try:
-                return self._parse(text), maps, text
+                table = self._parse(text)
+                has_more = table.num_rows > len(undecided)
+                lines = lines_at(text, places_of(_SECOND_OBJECT, text)) if has_more else None
+                if lines is None or not 0 < len(lines) <= limit or undecided[lines].all():
+                    return table, maps, text
             except pa.ArrowInvalid as error:
                 message = str(error)
                 lines = suspects(message, text, self._schema(), limit)
@@ -107,8 +110,8 @@ class ArrowReader:
                     lines, single_rows = row_of(message, len(undecided)), single_rows + 1
                     if lines is None or single_rows > _MAX_SINGLE_ROWS or undecided[lines].all():
                         break
-                text = without_lines(text, lines)
-                undecided[lines] = True
+            text = without_lines(text, lines)
+            undecided[lines] = True
         if self._other_fields == _IGNORE:
             self._other_fields = before  # it did not help: the records are invalid, not their other fields
         raise NotColumnar
@@ -120,9 +123,9 @@ class ArrowReader:
         for index, reader in self._maps.items():
             cut = reader.cut(text, self._record.fields[index].spelling)
             text, maps[index] = cut.text, cut.maps
-            undecided |= cut.excluded
-            if np.count_nonzero(undecided) > limit:
+            if np.count_nonzero(cut.excluded) > limit:
                 raise NotColumnar
+            undecided |= cut.excluded
         return text, maps
 
     def _parse(self, text: bytes) -> pa.Table:
@@ -165,10 +168,10 @@ class ArrowReader:
         if table.num_rows != len(undecided):
             raise NotColumnar
         arrays = [chunked.combine_chunks() for chunked in table.columns]
-        if self._other_fields != _REJECT and (has_constant(text) or self._has_other_spelling(text, arrays)):
-            raise NotColumnar
-        if maps and self._has_escaped_name(text):
-            raise NotColumnar
+        if self._other_fields != _REJECT:
+            undecided[lines_at(text, constants(text) + self._other_spellings(text, arrays))] = True
+        if self._other_fields != _REJECT or maps:
+            undecided[self._with_escaped_names(text)] = True
         timestamps = self._timestamp_columns([arrays[index] for index in self._timestamps], undecided)
         unit = timestamps[0].type.unit if timestamps else "ns"
         converted = dict(zip(self._timestamps, timestamps, strict=True)) | dict(maps)
@@ -241,32 +244,38 @@ class ArrowReader:
         self._other_case = _in_any_case(spelled, excluded=spelled)
         self._any_case = _in_any_case(sorted(self._ambiguous)) if self._ambiguous else None
 
-    def _has_other_spelling(self, text: bytes, arrays: Sequence[pa.Array]) -> bool:
-        """Return whether a field's name may occur in a spelling that pyarrow did not recognize.
+    def _other_spellings(self, text: bytes, arrays: Sequence[pa.Array]) -> list[int]:
+        """Return where a field's name may occur in a spelling that pyarrow did not recognize.
 
-        `arrays` is what it has read. It has recognized an ambiguous name everywhere if each has led to a value.
+        Names with escape sequences are left out. `arrays` is what it has read. Raises NotColumnar if it has not
+        recognized an ambiguous name everywhere, which it has if each has led to a value, and for other letters than
+        ASCII in the names of columns.
         """
-        if self._has_escaped_name(text):
-            return True
-        if not text.isascii() and (_KELVIN_SIGN in text or not self._has_only_ascii):
-            return True
-        if self._other_case.search(text) is not None:
-            return True
-        if self._any_case is None:
-            return False
-        read = sum(field.count(part, self._ambiguous) for field, part in zip(self._record.fields, arrays, strict=True))
-        return read != len(self._any_case.findall(text))
+        places = places_of(self._other_case, text)
+        if not text.isascii():
+            if not self._has_only_ascii:
+                raise NotColumnar
+            places += places_of(_KELVIN_SIGN, text)
+        if self._any_case is not None:
+            pairs = zip(self._record.fields, arrays, strict=True)
+            read = sum(field.count(part, self._ambiguous) for field, part in pairs)
+            if read != len(self._any_case.findall(text)):
+                raise NotColumnar
+        return places
 
-    def _has_escaped_name(self, text: bytes) -> bool:
-        """Return whether a name may contain an escape sequence.
+    def _with_escaped_names(self, text: bytes) -> npt.NDArray[np.intp]:
+        """Return the lines in which a name may contain an escape sequence.
 
         `re` would search the rest of a text after each of its escape sequences; pyarrow needs linear time.
         """
         if b"\\" not in text or b"\\u" not in text:  # one letter is found faster
-            return False
-        offsets = pa.py_buffer(np.array([0, len(text)], np.int32))
-        whole = pa.BinaryArray.from_buffers(pa.binary(), 1, [None, offsets, pa.py_buffer(text)])
-        return bool(pc.match_substring_regex(whole, _ESCAPED_NAME)[0].as_py())
+            return np.array([], np.intp)
+        breaks = np.flatnonzero(np.frombuffer(text, np.uint8) == NEWLINE)
+        offsets = np.concatenate(([0], breaks + 1, [len(text)])).astype(np.int32)
+        lines = pa.BinaryArray.from_buffers(
+            pa.binary(), len(breaks) + 1, [None, pa.py_buffer(offsets), pa.py_buffer(text)]
+        )
+        return np.flatnonzero(pc.match_substring_regex(lines, _ESCAPED_NAME).to_numpy(zero_copy_only=False))
 
 
 def _in_any_case(names: Sequence[str], excluded: Sequence[str] = ()) -> re.Pattern[bytes]:

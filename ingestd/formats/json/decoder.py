@@ -39,11 +39,13 @@ from ingestd.formats.json import inference
 from ingestd.formats.json.arrow_reader import ArrowReader
 from ingestd.formats.json.layout import PLAIN, Layout
 from ingestd.formats.json.record import Precheck, RecordReader
-from ingestd.formats.json.tape import Mask
+from ingestd.formats.json.tape import Mask, Places
 from ingestd.formats.json.tape_reader import TapeReader
 from ingestd.formats.record_decoder import MixedTimestamps, NotColumnar, RecordDecoder, RejectReasons, Tombstones
 from ingestd.formats.row_batches import Row, TimestampUnits, array_of, batch_of, has_timestamp
 from ingestd.schema import Column, HiveType
+
+_FEW = 64  # this many records are decoded faster one by one than as columns
 
 
 class JsonDecoder(RecordDecoder):
@@ -117,16 +119,23 @@ class JsonDecoder(RecordDecoder):
         return inference.fields_of(list(self._tape.rows(values)), None if is_any_row else members, own)
 
     def _by_arrow(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, RejectReasons]:
-        """Decode the records with Arrow, and those that are undecided one by one. Raises as `ArrowReader.read`.
+        """Decode the records with Arrow, those that are undecided with the tape, and the rest of them one by one.
 
-        Also raises NotColumnar if one of them needs another unit of timestamps.
+        Raises as `ArrowReader.read`. Also raises NotColumnar if one of them needs another unit of timestamps.
         """
         batch, undecided = self._arrow.read(values)
         unit = next((field.type.unit for field in batch.schema if pa.types.is_timestamp(field.type)), "ns")
-        rows, rejects = self._decode_each(values, np.flatnonzero(undecided).tolist())
+        indexes = np.flatnonzero(undecided)
+        known: dict[int, tuple[str, str]] = {}
+        if len(indexes) > _FEW:
+            part, left, causes = self._tape.read([values[index] for index in indexes.tolist()], unit)
+            batch = self._replaced(batch, indexes, part)
+            known = {int(indexes[row]): cause for row, cause in causes.items()}
+            indexes = indexes[left]
+        rows, rejects = self._decode_each(values, indexes.tolist())
         if not {self._timestamps.of(row) for row in rows.values()} <= {"", unit}:
             raise NotColumnar
-        return self._with_rows(batch, rows, unit), rejects
+        return self._with_rows(batch, rows, unit), {**known, **rejects}
 
     def _coarse(self, values: Sequence[bytes], undecided: Mask) -> Mask:
         """Return which of the records that are undecided in nanoseconds are decided in microseconds."""
@@ -161,11 +170,13 @@ class JsonDecoder(RecordDecoder):
         """Return the batch with the rows at the given indexes replaced."""
         if not rows:
             return batch
-        order = np.arange(batch.num_rows)
-        order[list(rows)] = batch.num_rows + np.arange(len(rows))
         values = zip(*rows.values(), strict=True)
-        arrays = [
-            pa.concat_arrays([array, array_of(column.type, column_values, unit)]).take(pa.array(order))
-            for array, column, column_values in zip(batch.columns, self.columns, values, strict=True)
-        ]
-        return batch_of(self.columns, arrays)
+        arrays = [array_of(column.type, part, unit) for column, part in zip(self.columns, values, strict=True)]
+        return self._replaced(batch, list(rows), batch_of(self.columns, arrays))
+
+    def _replaced(self, batch: pa.RecordBatch, indexes: Sequence[int] | Places, part: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the batch with the rows of `part` in place of those at the given indexes."""
+        order = np.arange(batch.num_rows)
+        order[indexes] = batch.num_rows + np.arange(part.num_rows)
+        pairs = zip(batch.columns, part.columns, strict=True)
+        return batch_of(self.columns, [pa.concat_arrays(pair).take(pa.array(order)) for pair in pairs])

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from ingestd.formats.decoder import NEWLINE, is_utf8, join_lines
 from ingestd.formats.json.record import MAX_DEPTH
-from ingestd.formats.record_decoder import NotColumnar
 
 Mask = npt.NDArray[np.bool_]
 
@@ -36,11 +35,8 @@ _MAX_DIGITS = 38
 _SECOND_ROOT = re.compile(rb"null[ \t\r]*\{")
 
 
-def frame(values: Sequence[bytes], limit: int) -> tuple[bytes, Mask]:
-    """Return the values as lines, and which of them are replaced by `{}`, because Arrow could misread them.
-
-    Raises NotColumnar if more than `limit` are replaced.
-    """
+def frame(values: Sequence[bytes]) -> tuple[bytes, Mask]:
+    """Return the values as lines, and which of them are replaced by `{}`, because Arrow could misread them."""
     text = join_lines(values)
     replaced: Mask = np.zeros(len(values), np.bool_)
     if b"\n" in text and np.count_nonzero(np.frombuffer(text, np.uint8) == NEWLINE) >= len(values):
@@ -54,14 +50,17 @@ def frame(values: Sequence[bytes], limit: int) -> tuple[bytes, Mask]:
             replaced[index] = not _is_plain(line)
             lines[index] = _EMPTY if replaced[index] else line
         text = join_lines(lines)
-    if np.count_nonzero(replaced) > limit:
-        raise NotColumnar
     return text, replaced
 
 
-def has_constant(text: bytes) -> bool:
-    """Return whether NaN or Inf may occur as a value. Arrow's reader accepts them, although they are not JSON."""
-    return (b"NaN" in text or b"Inf" in text) and _CONSTANT.search(text) is not None
+def constants(text: bytes) -> list[int]:
+    """Return where NaN or Inf may occur as a value. Arrow's reader accepts them, although they are not JSON."""
+    return places_of(_CONSTANT, text) if b"NaN" in text or b"Inf" in text else []
+
+
+def places_of(pattern: re.Pattern[bytes], text: bytes) -> list[int]:
+    """Return where a pattern matches in a text."""
+    return [match.start() for match in pattern.finditer(text)]
 
 
 def unsafe_lines(text: bytes, scale: int) -> npt.NDArray[np.intp]:
@@ -76,7 +75,7 @@ def unsafe_lines(text: bytes, scale: int) -> npt.NDArray[np.intp]:
     ends = np.append(breaks, len(text)).tolist()
 
     def lines_with(hints: Iterable[re.Pattern[bytes]], is_unsafe: Callable[[bytes], bool]) -> list[int]:
-        places = [match.start() for hint in hints for match in hint.finditer(text)]
+        places = [place for hint in hints for place in places_of(hint, text)]
         lines = np.unique(np.searchsorted(breaks, places)).tolist()
         return [line for line in lines if is_unsafe(text[ends[line - 1] if line else 0 : ends[line]])]
 

@@ -25,6 +25,7 @@ _NOT_CONVERTED = re.compile("Failed to convert JSON to |not a valid decimal")
 _TOO_BIG = "Number too big"
 _IN_STRING = re.compile("in string|escape|surrogate|Invalid encoding")
 # Each pattern begins with a literal, which makes the search fast.
+_TWICE = re.compile(r"Column\(/(.*)\) was specified twice", re.DOTALL)
 _LARGE = tuple(re.compile(letter + rb"(?<=[0-9.]" + letter + rb")\+?[0-9]{3}") for letter in (b"e", b"E"))
 _IN_STRUCTURE = re.compile("comma|colon|name for|document|Invalid value")
 _ROW = re.compile("in row ([0-9]+)")
@@ -47,9 +48,21 @@ def suspects(error: str, text: bytes, schema: pa.Schema, limit: int) -> Lines | 
     if _IN_STRING.search(error):
         places += np.flatnonzero((letters < _BLANK) & (letters != NEWLINE))[: limit + 1].tolist()
     lines = np.unique(np.searchsorted(breaks, places))
+    twice = _TWICE.search(error)
+    field = _at(schema, twice[1]) if twice else None
+    if field:
+        members = [match.start() for match in re.finditer(_member(field), text)]
+        named, counts = np.unique(np.searchsorted(breaks, members), return_counts=True)
+        lines = named[counts > 1]
     if _IN_STRUCTURE.search(error):
         lines = np.union1d(lines, _unbalanced(letters, np.append(breaks, len(letters))))
     return lines if 0 < len(lines) <= limit and len(places) <= limit else None
+
+
+def lines_at(text: bytes, places: Iterable[int]) -> Lines:
+    """Return the lines of the text that contain these places."""
+    breaks = np.flatnonzero(np.frombuffer(text, np.uint8) == NEWLINE)
+    return np.unique(np.searchsorted(breaks, list(places)))
 
 
 def row_of(error: str, count: int) -> Lines | None:

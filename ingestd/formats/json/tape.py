@@ -411,7 +411,10 @@ class Tape:
 
 def is_encodable(text: str) -> bool:
     """Return whether a text has no unpaired surrogate."""
-    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _mapped(letters: npt.NDArray[np.uint8], table: bytes) -> Mask:

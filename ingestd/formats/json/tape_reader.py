@@ -398,7 +398,7 @@ class _Columns:
             tokens = np.where(given.is_valid(), _MISSING, tokens).astype(np.int32)
             kinds[tokens == _MISSING] = 0
         accepted = (kinds == STRING) | ((kinds == SCALAR) & (not leaf.only_text))
-        texts = self._texts(np.where(accepted, tokens, _MISSING).astype(np.int32), rows)
+        texts, failed = self._texts(np.where(accepted, tokens, _MISSING).astype(np.int32))
         refused = ~accepted & (kinds != 0)
         if self._lenient:
             misread = pc.indices_nonzero(leaf.misread(texts)).to_numpy()
@@ -408,7 +408,7 @@ class _Columns:
             refused[:] = False
         array = leaf.decided(texts, self._unit)
         array = array if given is None else pc.coalesce(array, given)
-        failed = texts.is_valid().to_numpy(zero_copy_only=False) & ~array.is_valid().to_numpy(zero_copy_only=False)
+        failed |= texts.is_valid().to_numpy(zero_copy_only=False) & ~array.is_valid().to_numpy(zero_copy_only=False)
         failed |= refused
         self.undecided[rows[failed & (kinds != STRING) & (kinds != SCALAR)]] = True
         cells = np.flatnonzero(failed & ~self.undecided[rows])
@@ -439,7 +439,7 @@ class _Columns:
         self, leaf: PrimitiveType, array: pa.Array, tokens: Ints, rows: Ints, cells: npt.NDArray[np.intp]
     ) -> pa.Array:
         """Convert some values one by one. One that cannot be stored in a primitive column is a reject."""
-        texts = self._texts(tokens[cells], rows[cells]).to_pylist()
+        texts = self._python_texts(tokens[cells])
         is_string = (self._tape.kind[tokens[cells]] == STRING).tolist()
         values: list[Value] = []
         places: list[int] = []
@@ -491,20 +491,35 @@ class _Columns:
         offsets = offsets_of(present[owners], len(tokens))
         return pa.MapArray.from_arrays(offsets, keys, values, type=arrow, mask=mask)
 
-    def _texts(self, tokens: Ints, rows: Ints) -> pa.StringArray:
-        """Return the texts of strings, without quotes, and of scalars; null for _MISSING."""
+    def _texts(self, tokens: Ints) -> tuple[pa.StringArray, Mask]:
+        """Return the texts of strings, without quotes, and of scalars; null for _MISSING.
+
+        Also returns which of them have an unpaired surrogate, and are empty here.
+        """
         present = np.flatnonzero(tokens != _MISSING)
         used = tokens[present]
         quote = (self._tape.kind[used] == STRING).astype(np.int32)
-        texts, failed = self._unescaped(self._tape.start[used] + quote, self._tape.end[used] - quote)
-        self.undecided[rows[present[failed]]] = True
+        texts, invalid = self._unescaped(self._tape.start[used] + quote, self._tape.end[used] - quote)
+        failed: Mask = np.zeros(len(tokens), np.bool_)
+        failed[present[invalid]] = True
         if len(self._decimal_tokens):
             places = np.searchsorted(self._decimal_tokens, used)
             places[places == len(self._decimal_tokens)] = 0
             is_decimal = self._decimal_tokens[places] == used
             decimals = self._decimal_texts.take(pa.array(places[is_decimal]))
             texts = pc.replace_with_mask(texts, pa.array(is_decimal), decimals)
-        return spread(texts, present, len(tokens))
+        return spread(texts, present, len(tokens)), failed
+
+    def _python_texts(self, tokens: Ints) -> list[str]:
+        """Return what `_texts` does for tokens other than _MISSING, with unpaired surrogates."""
+        array, failed = self._texts(tokens)
+        texts: list[str] = array.to_pylist()
+        places = np.flatnonzero(failed)
+        used = tokens[places]
+        raw = self._tape.texts(self._tape.start[used], self._tape.end[used]).to_pylist()
+        for place, text in zip(places.tolist(), json.loads(f"[{','.join(raw)}]"), strict=True):
+            texts[place] = text
+        return texts
 
     def _unescaped(self, starts: Ints, ends: Ints) -> tuple[pa.StringArray, Mask]:
         """Return parts of the text with escape sequences replaced, and which parts have an unpaired surrogate."""
@@ -514,10 +529,10 @@ class _Columns:
         if escaped.any():
             raw = texts.filter(pa.array(escaped)).to_pylist()
             plain = json.loads('["' + '","'.join(raw) + '"]')
-            bad = [any("\ud800" <= letter <= "\udfff" for letter in text) for text in plain if not text.isascii()]
-            if any(bad):
-                failed[np.flatnonzero(escaped)] = [not is_encodable(text) for text in plain]
-                plain = [text if is_encodable(text) else "" for text in plain]
+            if not is_encodable("".join(plain)):
+                encodable = [is_encodable(text) for text in plain]
+                failed[np.flatnonzero(escaped)] = np.logical_not(encodable)
+                plain = [text if fits else "" for text, fits in zip(plain, encodable, strict=True)]
             texts = pc.replace_with_mask(texts, pa.array(escaped), pa.array(plain, pa.string()))
         return texts, failed
 
