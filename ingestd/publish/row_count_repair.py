@@ -50,9 +50,9 @@ _MAX_BATCHES = 32
 # After this time a recount releases the lease to let commits proceed, and continues later.
 _RECOUNT_SECONDS = 2.0
 _RETRIED = "no action is needed: the recount is retried"
-# The threads that check and recount, for all tables of the process.
-_THREADS = 4
-_agenda = Agenda(_THREADS)
+# The checks and recounts that run at the same time, for all tables of the process.
+_AT_ONCE = 4
+_agenda = Agenda(_AT_ONCE)
 
 
 class Report(Protocol):

@@ -98,3 +98,24 @@ def test_agenda_when_work_is_planned_earlier_then_the_earlier_time_counts() -> N
     agenda.plan(work, monotonic() + 600)
     agenda.plan(work, monotonic())
     assert done.wait(LIMIT)
+
+
+def test_agenda_when_all_its_threads_hang_then_other_work_runs_and_the_threads_end_afterwards() -> None:
+    agenda, go_on = Agenda(2, patience_seconds=0.05), threading.Event()
+    before = set(threading.enumerate())
+    done: list[int] = []
+
+    def hang(_number: int) -> None:
+        assert go_on.wait(LIMIT)
+
+    for number in range(5):
+        agenda.plan(partial(hang, number), monotonic())
+    for number in range(5):
+        agenda.plan(partial(done.append, number), monotonic())
+    eventually("the other work", lambda: sorted(done) == list(range(5)))
+    go_on.set()
+
+    def threads() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == "agenda" and thread not in before]
+
+    eventually("the threads to end", lambda: not threads())
