@@ -50,6 +50,7 @@ _LOCAL_DATABASE = "on_disk"
 _STEPS_OF_COMMIT = ("locked", "registered", "placed", "announced", "counted", "committed")
 _ROWS_OF_COMMIT = 2_000
 _FEWEST_COMMITS = 2
+_READ_AT_ONCE = 250
 
 # Each lost or duplicate id of 0, 1, 2 … changes these values. Counting distinct ids would need too much memory.
 _FINGERPRINT = "count(*), min(id), max(id), sum(id), sum(pmod(id * 7919, 1000003))"
@@ -77,6 +78,21 @@ class Drain:
     peak_mib: int
     steps: dict[str, int]
     cpu_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ManyPartitions:
+    """One transaction: the run time of its process, its files, the seconds of its steps, and the peak memory.
+
+    `publish_seconds` is the time from `locked` to `counted`, and `commit_seconds` that of the call that commits.
+    """
+
+    seconds: float
+    files: int
+    stage_seconds: float
+    publish_seconds: float
+    commit_seconds: float
+    peak_mib: int
 
 
 class Bench:
@@ -168,6 +184,41 @@ class Bench:
         print(f"steps of a commit with {partitions} partitions in {database}: {json.dumps(found)}", flush=True)
         first, second = (sum(ms[step] for step in _STEPS_OF_COMMIT) / 1000 for ms in found)
         return first, second
+
+    def partitions(self, topic: str, count: int, partitions: int, keys: dict[str, Any]) -> ManyPartitions:
+        """Drain a topic of `count` records in one transaction into a table, all of whose partitions are new.
+
+        Each record has the fields `id`, from 0, and `part`, a number below `partitions`. `keys` belong to the mapping.
+        """
+        name = self._table("id bigint, note string", "default", "part int")
+        # The size that a transaction assumes for records until one has measured it is 8 KiB.
+        commit = {"rows": count, "bytes": count << 13, "interval": "10m", "partitions": partitions}
+        config = self._config(name, topic, commit, mapping=keys)
+        began = monotonic()
+        daemon = self._daemon(name, config, "--until-caught-up")
+        try:
+            with Usage(daemon.pid) as usage:
+                assert daemon.wait() == 0, (self._folder / f"{name}.log").read_text(encoding="utf-8")[-3000:]
+        finally:
+            stop(daemon)
+        seconds = monotonic() - began
+        # HiveServer2 requests a lock for each partition that a query reads, and a metastore on Derby does not take
+        # thousands of them at once.
+        slices = [
+            f"part >= {first} AND part < {first + _READ_AT_ONCE}" for first in range(0, partitions, _READ_AT_ONCE)
+        ]
+        read = [
+            self._sql(f"SELECT {_FINGERPRINT}, count(DISTINCT part) FROM {name} WHERE {part}")[0] for part in slices
+        ]
+        rows, first, last, ids, mixed, written = zip(*read, strict=True)
+        assert (sum(rows), min(first), max(last), sum(ids), sum(mixed)) == _fingerprint(count, FLAT)
+        assert sum(written) == partitions
+        [transaction] = [commit for commit in self._commits(name) if commit["rows"]]
+        ms = transaction["ms"]
+        publishing = sum(ms[step] for step in _STEPS_OF_COMMIT if step != "committed") / 1000
+        return ManyPartitions(
+            seconds, transaction["files"], ms["staged"] / 1000, publishing, ms["committed"] / 1000, usage.bytes >> 20
+        )
 
     def latency(self, seconds: float) -> Latency:
         """Measure the latency at 1,000 records per second with a commit every second."""
