@@ -1,0 +1,84 @@
+"""The examples of docs/tables.md, and that of docs/formats.md for columns from Kafka, give the results of the pages."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.support.command import Run
+from tests.support.stack import Stack
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def _blocks(language: str, page: str = "tables.md", heading: str = "") -> list[str]:
+    """Return the blocks of a language of a page, from a heading on."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text[text.index(heading) :], re.MULTILINE | re.DOTALL)
+
+
+def test_partition_when_its_values_are_those_of_the_example_then_rows_are_in_these_partitions(stack: Stack) -> None:
+    stack.topic(1)
+    stack.table("id int, ts timestamp", "dt string, hour int, region string")
+    stack.produce([{"id": 1, "ts": "2026-11-24 23:59:59"}, {"id": 2, "ts": "2026-11-25 07:00:00"}])
+    stack.drain(stack.config(yaml.safe_load(_blocks("yaml")[0])))
+    assert stack.sql(f"SELECT id, dt, hour, region FROM {stack.name} ORDER BY id") == [
+        (1, "2026-11-24", 23, "DE"),
+        (2, "2026-11-25", 7, "DE"),
+    ]
+
+
+def test_table_when_the_mapping_of_the_example_creates_it_then_hive_has_its_columns_and_properties(
+    stack: Stack,
+) -> None:
+    stack.topic(1)
+    stack.produce([{"id": 1, "note": "a", "dt": "2026-11-24"}])
+    daemon = stack.drain(stack.config(yaml.safe_load(_blocks("yaml")[1])))
+    assert len(daemon.events("table_created")) == 1
+    assert stack.sql(f"SELECT id, note, dt FROM {stack.name}") == [(1, "a", "2026-11-24")]
+    assert ("orc.compress", "ZLIB") in stack.sql(f"SHOW TBLPROPERTIES {stack.name}")
+
+
+def test_columns_when_the_mapping_of_the_example_fills_them_from_kafka_then_they_have_its_records(
+    stack: Stack,
+) -> None:
+    [mapping] = yaml.safe_load(_blocks("yaml", "formats.md", "## Columns from Kafka")[0])
+    stack.topic(1)
+    stack.table("id string, source map<string,string>, p int, o bigint, changed timestamp, topic string, name string")
+    stack.produce([{"name": "Ada"}, None])
+    stack.drain(stack.config({key: mapping[key] for key in ("format", "columns")}))
+    shown = stack.sql(f"SELECT id, size(source), p, o, changed IS NULL, topic, name FROM {stack.name} ORDER BY o")
+    assert shown == [("1", 0, 0, 0, False, stack.name, "Ada"), ("2", 0, 0, 1, False, stack.name, None)]
+
+
+def test_letters_when_the_commands_of_the_page_replay_them_then_output_and_queries_are_those_of_the_page(
+    stack: Stack, run: Run
+) -> None:
+    name, letters = stack.name[-40:], f"default.{stack.name}_dead"
+    stack.topic(1)
+    stack.table("id int, amount int")
+    stack.produce([{"id": 0, "amount": 1}, b"{oops", *({"id": n, "amount": 3_000_000_000} for n in range(1, 13))])
+    config = stack.config({"on_error": "dead_letter", "dead_letter": {"table": letters}})
+    stack.drain(config)
+    counted, remaining = (
+        text.replace("web.dead_letters", letters).replace("'clicks'", f"'{name}'").strip().rstrip(";")
+        for text in _blocks("sql")
+    )
+    assert sorted((column, number) for column, _, number in stack.sql(counted)) == [("", 1), ("amount", 12)]
+
+    stack.sql(f"ALTER TABLE {stack.name} CHANGE amount amount bigint")
+    [session] = [block for block in _blocks("console") if "deadletters replay" in block]
+    for command, expected in re.findall(r"^\$ ingestd (.*)\n(.*)$", session, re.MULTILINE):
+        arguments: list[Any] = [
+            {"clicks": name, "ingestd.yaml": str(config)}.get(word, word) for word in shlex.split(command)
+        ]
+        result = run(*arguments)
+        assert result.code == 0, result.text
+        pattern = re.escape(expected.replace("clicks", name)).replace("4711", r"\d+")
+        assert re.fullmatch(pattern, result.out.strip()), result.text
+    assert stack.ids() == list(range(13))
+    assert stack.sql(remaining.replace("SELECT *", "SELECT record_offset", 1)) == [(1,)]
