@@ -104,6 +104,8 @@ def _killed(box: Sandbox, service: str) -> Iterator[None]:
         yield
     finally:
         box.start_service(service)
+        if service == NAMENODE:  # until a DataNode has reported its blocks, it refuses the changes of administrators
+            dfsadmin(Path(box.addresses().hadoop_conf_dir or ""), "-safemode", "wait")
 
 
 @contextmanager
