@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import ElectionType
@@ -20,11 +21,12 @@ from ingestd.kafka.ranges import EpochOffset, OffsetRange, TopicPartition
 from ingestd.kafka.reader import read
 from ingestd.sandbox import Addresses, Sandbox, SandboxOptions
 from ingestd.sandbox.options import BROKERS
-from tests.support.daemon import Hold
+from tests.support.daemon import DaemonProcess, Hold
 from tests.support.flow import Flow, proceed, rows, wait_for_rows
 from tests.support.patience import LIMIT
 from tests.support.quota import consumer_quota
-from tests.support.stack import Stack, eventually
+from tests.support.records import read_all
+from tests.support.stack import Stack, eventually, wait_for_topic
 
 _SECONDS = float(os.environ.get("INGESTD_TEST_CHAOS_SECONDS", "180"))
 _SEED = int(os.environ.get("INGESTD_TEST_CHAOS_SEED", "0")) or random.SystemRandom().randrange(10**6)
@@ -242,6 +244,47 @@ def test_leader_election_when_unclean_before_planned_records_are_read_then_only_
     assert stack.ids() == [*range(20), *range(100, 115)]
     assert "RangeLost" in [event["reason"] for event in daemon.events("waiting")]
     cluster.start_service(BROKERS[0])
+
+
+def test_dead_letters_when_their_broker_is_suspended_and_the_daemon_killed_then_each_record_is_a_row_or_a_letter(
+    stack: Stack, cluster: Sandbox
+) -> None:
+    """The tasks of one mapping wait for their letters at the end, those of the other before, as the letters are large.
+
+    The broker of the records answers meanwhile, and the other one is alone in having the topics of the letters.
+    """
+    values = {"small": [b"{oops %d" % n for n in range(100)], "large": [os.urandom(100_000) for _ in range(200)]}
+    names = {case: f"{stack.name}_{case}" for case in values}
+    mappings = []
+    for case, name in names.items():
+        for topic, broker in ((name, 1), (f"{name}.dead", 2)):
+            stack.admin.create_topics([NewTopic(topic, 1, replica_assignment=[[broker]])])[topic].result(LIMIT)
+            wait_for_topic(stack.admin, topic, 1)
+        stack.table("id int", name=f"default.{name}")
+        rows_of_case = [{"id": n} for n in range(len(values[case]))]
+        stack.produce((record for pair in zip(rows_of_case, values[case], strict=True) for record in pair), name)
+        mapping: dict[str, Any] = {"name": name, "topics": [name], "table": f"default.{name}"}
+        mappings.append(mapping | {"on_error": "dead_letter", "dead_letter": {"topic": f"{name}.dead"}})
+    impatient = {"bootstrap.servers": stack.addresses.kafka, "socket.timeout.ms": 3000}
+    cluster.pause_service(BROKERS[1])
+    killed = stack.start_process(stack.config(*mappings, kafka=impatient))
+    eventually(
+        "letters that nobody acknowledges",
+        lambda: all(_has_waited_for(killed, f"{name}.dead") for name in names.values()),
+    )
+    killed.kill()
+    cluster.resume_service(BROKERS[1])
+    assert [stack.ids(name) for name in names.values()] == [[], []]
+    stack.drain(stack.config(*mappings))
+    for case, name in names.items():
+        assert stack.ids(name) == list(range(len(values[case])))
+        letters = {dict(letter.headers() or [])["ingestd.id"]: letter for letter in read_all(stack, f"{name}.dead")}
+        assert sorted(letter.value() or b"" for letter in letters.values()) == sorted(values[case])
+
+
+def _has_waited_for(daemon: DaemonProcess, topic: str) -> bool:
+    """Return whether the broker has not acknowledged letters that were sent to a topic."""
+    return any(f"topic {topic}: " in event["error"] for event in daemon.events("waiting"))
 
 
 def test_broker_when_it_is_lost_for_good_then_every_id_arrives_once(stack: Stack, cluster: Sandbox) -> None:
