@@ -206,17 +206,17 @@ _ODD = range(1, 20, 2)
 
 
 def _prepare(stack: Stack, mappings: int, columns: str = "id int", **options: Any) -> tuple[Path, list[str], str]:
-    """Create a topic with rejects, and mappings with these options that share a table of dead letters.
+    """Create a topic with rejects, and mappings with these options that share a table and a topic of dead letters.
 
     Returns the configuration, the names of the mappings and of their tables, and the table of dead letters.
     """
     stack.topic(2)
-    letters = f"default.{stack.name}_dead"
+    letters, topic = f"default.{stack.name}_dead", stack.topic(1, f"{stack.name}.dead")
     names = [f"{stack.name}_{number}"[-40:] for number in range(mappings)]
     for name in names:
         stack.table(columns, name=f"default.{name}")
     wanted = ({"name": name, "table": f"default.{name}"} for name in names)
-    options |= {"on_error": "dead_letter", "dead_letter": {"table": letters}}
+    options |= {"on_error": "dead_letter", "dead_letter": {"table": letters, "topic": topic}}
     config = stack.config(*(one | options for one in wanted))
     stack.drain(config)  # stores the start positions and creates the table
     for partition in (0, 1):
@@ -229,6 +229,11 @@ def _assert_exactly_once(stack: Stack, names: Sequence[str], letters: str, ids: 
     rejects = [(partition, offset) for partition in (0, 1) for offset in range(0, 10, 2)]
     assert _letters(stack, letters) == sorted((name, *reject) for name in names for reject in rejects)
     assert stack.count(name=letters) == len(names) * len(rejects)
+    # The topic has the same letters. It may have them several times, with the same ids.
+    in_topic = [dict(letter.headers() or [])["ingestd.id"] or b"" for letter in read_all(stack, f"{stack.name}.dead")]
+    assert {identity.decode() for identity in in_topic} == {
+        identity for (identity,) in stack.sql(f"SELECT id FROM {letters}")
+    }
     for name in names:
         assert stack.ids(name) == list(ids)
         assert stack.count(name=f"default.{name}") == len(ids)
