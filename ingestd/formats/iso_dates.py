@@ -18,3 +18,4 @@ DATE = f"(?:{_YEAR}-{_MONTH_AND_DAY}|(?:[0-9]{{2}}{_LEAP}|{_LEAP}00)-02-29)"  # 
 NEAR_DATE = f"(?:(?:1[789]|2[01])(?:[0-9]{{2}}-{_MONTH_AND_DAY}|{_LEAP}-02-29)|2000-02-29)"
 HOUR = "(?:[01][0-9]|2[0-3])"
 MINUTE = SECOND = "[0-5][0-9]"
+ZONE = f"(?:Z|[+-]{HOUR}(?::?{MINUTE})?)"

@@ -24,7 +24,7 @@ from ingestd.formats.json.tape_reader import TapeReader
 from ingestd.formats.json.timestamp_formats import parse_format
 from ingestd.schema import Column
 from tests.formats.test_tape import Generator, assert_equal, decoded_alone
-from tests.support.decoding import columns_of, rows_of
+from tests.support.decoding import columns_of, reasons, rows_of
 
 STAMPS = {
     "iso": ["2026-02-01T03:04:05", "2026-02-01T03", "1600-01-01"],
@@ -172,6 +172,12 @@ class ConnectGenerator:
         "io.debezium.time.Timestamp": 10**6, "io.debezium.time.MicroTimestamp": 10**3,
         "io.debezium.time.NanoTimestamp": 1,
     })  # fmt: skip
+    _ISO_DATE = "io.debezium.time.IsoDate"
+    _DATES = ('"2026-11-28Z"', '"0001-01-01+14:00"', '"9999-12-31-0530"', '"2024-02-29+02"', '"2026-11-28"')
+    _BAD_DATES = (
+        '"2023-02-29Z"', '"10000-01-01Z"', '"2026-11-28+24:00"', '"2026-11-28T00:00:00Z"', '"2026-11-28\\u005a"',
+        '"2026-11-28Z "', "20000", '["2026-11-28Z"]',
+    )  # fmt: skip
     _NAMES = ("a", "t", "s", "m", "l", "whole")
 
     def __init__(self, random: Random) -> None:
@@ -233,7 +239,7 @@ class ConnectGenerator:
         number, chance = json.dumps(self._random.choice(self._NUMBERS)), self._random.random()
         usual = self._random.choice(["0", '"5"', "null", '"1.5"'])
         if self._is_fault():
-            usual = self._random.choice(self._VALUES)
+            usual = self._random.choice((*self._VALUES, *self._DATES, *self._BAD_DATES))
         elif kind.get("name") == self._DECIMAL:
             usual = number if chance < 0.7 else "-2.5"
         elif kind.get("name") == self._SCALED:
@@ -242,6 +248,8 @@ class ConnectGenerator:
             seconds = self._random.choice([-1, 0, 1, 1_700_000_000, -99_999_999_999 if self._is_fault() else 86_399])
             nanos = seconds * 10**9 + self._random.choice([0, 0, 1, 1000, 123_456_789])
             usual = str(nanos // self._UNITS[kind["name"]])
+        elif kind.get("name") == self._ISO_DATE:
+            usual = self._random.choice(self._DATES)
         elif kind["type"] == "array":
             usual = f"[{self._value(kind['items'])}]"
         elif kind["type"] == "map":
@@ -275,7 +283,8 @@ class ConnectGenerator:
         scaled: dict[str, Any] = {"type": "struct", "name": self._SCALED}
         other: dict[str, Any] = {"type": "string", "doc": '"payload":'}
         time: dict[str, Any] = {"type": "int64", "name": self._random.choice([*self._UNITS])}
-        return self._random.choice([decimal, decimal, scaled, other, time, time])
+        day = {"type": "string", "name": self._ISO_DATE}
+        return self._random.choice([decimal, decimal, scaled, other, time, time, day])
 
 
 @settings(max_examples=250, deadline=None)
@@ -496,6 +505,57 @@ def test_decode_when_the_schema_of_a_record_describes_times_then_numbers_are_dat
     ]
     assert [(reject.row, reject.column) for reject in decoded.rejects] == [(2, "day"), (3, "at2"), (4, "day")]
     assert "'2932897' is not a date in the years 0001 to 9999" in decoded.rejects[0].reason
+
+
+def _dated(text: object, name: str = "io.debezium.time.IsoDate") -> bytes:
+    """Return a record whose schema describes all of its members as dates."""
+    members = {"day": text, "copy": text, "raw": text, "at": text, "inner": {"day": text, "days": [text]}}
+    leaf = {"type": "string", "name": name}
+    inner = {"type": "struct", "fields": [{"field": "day", **leaf}, {"field": "days", "type": "array", "items": leaf}]}
+    fields = [{"field": name, **(inner if name == "inner" else leaf)} for name in members]
+    return json.dumps({"schema": {"type": "struct", "fields": fields}, "payload": members}).encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2026-11-28Z", date(2026, 11, 28)), ("0001-01-01+14:00", date(1, 1, 1)), ("9999-12-31-05", date(9999, 12, 31)),
+        ("2024-02-29+0530", date(2024, 2, 29)), ("2026-11-28", date(2026, 11, 28)), (None, None),
+        ("2023-02-29Z", ()), ("2026-11-28+24:00", ()), ("2026-11-28 Z", ()), ("2026-11-28T00:00:00Z", ()), ("Z", ()),
+    ],
+)  # fmt: skip
+def test_decode_when_the_schema_of_a_record_describes_a_text_as_a_date_then_its_zone_is_ignored(
+    text: str | None, expected: object
+) -> None:
+    columns = columns_of(day="date", copy="string", raw="binary", inner="struct<day:date,days:array<date>>")
+    decoded = JsonOptions(envelope="connect").decoder(columns).decode([_dated(text)] * 3)
+    if expected == ():
+        reason = f"{text!r} is not a date in the years 0001 to 9999"
+        assert reasons(decoded) == [(row, "day", reason) for row in range(3)]
+        return
+    raw = None if text is None else text.encode()
+    row = {"day": expected, "copy": text, "raw": raw, "inner": {"day": expected, "days": [expected]}}
+    assert rows_of(decoded) == [row] * 3
+
+
+def test_decode_when_no_schema_describes_a_text_as_a_date_then_a_zone_is_a_reject() -> None:
+    text = "2026-11-28Z"
+    reason = f"{text!r} is not a date in the years 0001 to 9999"
+    for record in (_dated(text, "io.debezium.time.IsoTime"), json.dumps({"payload": {"day": text}}).encode()):
+        decoded = JsonOptions(envelope="connect").decoder(columns_of(day="date")).decode([record])
+        assert only(decoded) == ("day", reason)
+    assert only(JsonOptions().decoder(columns_of(day="date")).decode([b'{"day":"2026-11-28Z"}'])) == ("day", reason)
+    decoded = JsonOptions(envelope="connect").decoder(columns_of(at="timestamp")).decode([_dated(text)])
+    assert only(decoded) == ("at", f"{text!r} is not a timestamp in the years 0001 to 9999")
+
+
+def test_decode_when_lenient_then_the_schema_of_a_date_changes_nothing() -> None:
+    columns = columns_of(day="date", copy="string", raw="binary", at="timestamp", inner="string")
+    decoder = JsonOptions(envelope="connect", lenient=True).decoder(columns)
+    for text in ("2026-11-28Z", "2026-11-28+24:00", "2026-11-28", "2026-11-281", "Z"):
+        decoded, plain = (decoder.decode([_dated(text, name)] * 2) for name in ("io.debezium.time.IsoDate", "none"))
+        assert rows_of(decoded) == rows_of(plain)
+        assert reasons(decoded) == reasons(plain)
 
 
 @pytest.mark.parametrize(

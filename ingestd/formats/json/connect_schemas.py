@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from ingestd.formats.decoder import RejectError
 from ingestd.formats.json.envelope import (
     DECIMAL,
+    ISO_DATE,
     PAYLOAD,
     SCALED_DECIMAL,
     SCHEMA,
@@ -46,8 +47,9 @@ class Unit:
 
 Logical = int | Unit | Mapping[str, "Logical"]
 """The scale of a decimal, the unit of an instant, or those in the members of an object, by their exact names.
-WITH_SCALE stands for objects that contain a decimal and its scale, OTHER for types that are not read as columns."""
-OTHER, WITH_SCALE = -1, -2
+WITH_SCALE stands for objects that contain a decimal and its scale, DATE_TEXT for texts of dates, OTHER for types that
+are not read as columns."""
+OTHER, WITH_SCALE, DATE_TEXT = -1, -2, -3
 UNCHANGED = -1
 MAX_SCALE = 38
 
@@ -142,8 +144,8 @@ def _logical_of(schema: object) -> Logical | None:
     if name == DECIMAL:
         scale = scale_of(schema)
         return scale if scale is not None and 0 <= scale <= MAX_SCALE else OTHER
-    if name == SCALED_DECIMAL:
-        return WITH_SCALE
+    if name in (SCALED_DECIMAL, ISO_DATE):
+        return WITH_SCALE if name == SCALED_DECIMAL else DATE_TEXT
     if unit := unit_of(schema):
         return Unit(unit)
     if kind == "struct":

@@ -11,7 +11,8 @@ the configuration accepts other operations.
 
 If the record contains its schema, decimals that the schema describes are numbers: Kafka Connect writes their unscaled
 values in Base64 and the scale into the schema, and Debezium writes those of columns without a scale as objects. Numbers
-that it describes as dates or points in time are such values in columns of the types date and timestamp.
+that it describes as dates or points in time are such values in columns of the types date and timestamp. The zone of
+a text that it describes as a date is ignored in columns of the type date.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from decimal import Decimal
 from typing import Literal
 
 from ingestd.formats.decoder import RejectError
+from ingestd.formats.json.times import zoned_date
 from ingestd.formats.json.types import Instant, Number, shown
 from ingestd.formats.row_batches import NANOS_PER_DAY
 from ingestd.formats.unmatched import change_event
@@ -34,6 +36,8 @@ INSERTS = ("c", "r")  # created, read in a snapshot
 UPDATE, DELETE = "u", "d"
 # The names of the types of decimals in schemas: with a scale in the schema, and with one in each value.
 DECIMAL, SCALED_DECIMAL = "org.apache.kafka.connect.data.Decimal", "io.debezium.data.VariableScaleDecimal"
+# The name of the type of texts of dates, which have a zone.
+ISO_DATE = "io.debezium.time.IsoDate"
 # The number of nanoseconds that 1 means, by the name of the type. A day belongs to a date.
 _DAY, _MILLI, _MICRO = NANOS_PER_DAY, 1_000_000, 1_000
 INSTANTS = {
@@ -120,7 +124,7 @@ def envelope_in(record: Mapping[str, object]) -> str:
 
 
 def _with_types(schema: object, value: object, field: str) -> object:
-    """Return the value of a field with the logical types of its schema: Instants, and numbers for decimals.
+    """Return the value of a field with the logical types of its schema: Instants, ZonedDates, and numbers for decimals.
 
     Raises RejectError.
     """
@@ -132,6 +136,8 @@ def _with_types(schema: object, value: object, field: str) -> object:
         return Instant.of(value, unit, is_date=unit == _DAY) if unit and _WHOLE.fullmatch(value) else value
     if name == DECIMAL:
         return _decimal(value, scale_of(schema), field)
+    if name == ISO_DATE and isinstance(value, str):
+        return zoned_date(value)
     if name == SCALED_DECIMAL and isinstance(value, dict):
         return _decimal(value.get("value"), _scale(value.get("scale")), field)
     if kind == "struct" and isinstance(value, dict):

@@ -42,6 +42,7 @@ from ingestd.formats.json.types import (
     PrimitiveType,
     SizedStringType,
     StringType,
+    is_text,
     matching,
     shown,
     where,
@@ -323,10 +324,8 @@ def _compact(value: object) -> str:
         return "[" + ",".join(map(_compact, value)) + "]"
     if value is None:
         return "null"
-    if type(value) is str:
-        return _quoted(value)
     text = _text(value, HiveType("string"))
-    return _quoted(text) if text.endswith("Infinity") else text
+    return _quoted(text) if is_text(value) or text.endswith("Infinity") else text
 
 
 def _quoted(text: str) -> str:

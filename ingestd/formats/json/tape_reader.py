@@ -7,7 +7,7 @@ reason of a reject.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingestd.formats.json.connect_schemas import (
+    DATE_TEXT,
     MAX_SCALE,
     OTHER,
     UNCHANGED,
@@ -42,7 +43,7 @@ from ingestd.formats.json.tape import (
     Tape,
     is_encodable,
 )
-from ingestd.formats.json.times import instants
+from ingestd.formats.json.times import dates_of_schema, instants
 from ingestd.formats.json.types import InvalidValue, Number, PrimitiveType
 from ingestd.formats.record_decoder import RejectReasons
 from ingestd.formats.row_batches import (
@@ -153,6 +154,7 @@ class _Columns:
         self._rows = np.arange(len(tape.malformed), dtype=np.int32)
         self._decimals: list[tuple[Ints, pa.StringArray]] = []
         self._instants: dict[int, list[Ints]] = {}  # the tokens of instants, by their units in nanoseconds
+        self._dates: list[Ints] = []  # the tokens of texts that are dates
         self._decimal_tokens: Ints = np.zeros(0, np.int32)
         self._decimal_texts = pa.array([], pa.string())
 
@@ -180,7 +182,10 @@ class _Columns:
         return events, depth, deletes
 
     def read_logical(self, logical: Sequence[Logical], of_record: Ints) -> None:
-        """Find the decimals and instants of records without schemas. The arguments are those of `Schemas.take_out`."""
+        """Find the decimals, instants and dates of records without schemas.
+
+        The arguments are those of `Schemas.take_out`.
+        """
         payloads, schemas = self._members((PAYLOAD, SCHEMA), self._tape.roots, 1)
         self.undecided |= (of_record != UNCHANGED) & (schemas != _MISSING)  # the last schema counts
         for index, inside in enumerate(logical):
@@ -197,7 +202,7 @@ class _Columns:
             self._tape.kind[tokens] = SCALAR
 
     def _find_logical(self, logical: Mapping[str, Logical], tokens: Ints, depth: int) -> None:
-        """Find the decimals and instants inside of values. Records with others are undecided.
+        """Find the decimals, instants and dates inside of values. Records with others are undecided.
 
         The items of the values have this depth.
         """
@@ -215,6 +220,8 @@ class _Columns:
                 self._instants.setdefault(inside.nanos, []).append(present[self._is_number(present)])
             elif inside == OTHER:
                 self._leave(present)
+            elif inside == DATE_TEXT:
+                self._dates.append(present[self._tape.kind[present] == STRING])
             elif inside == WITH_SCALE:
                 self._decimals += self._with_scales(present[self._tape.kind[present] == OPEN_OBJECT], depth + 1)
             else:
@@ -393,7 +400,7 @@ class _Columns:
             tokens = np.where(kinds == wanted, tokens, _MISSING).astype(np.int32)
             return self._complex(kind, tokens, rows, depth)
         leaf = self._primitive(kind)
-        given = self._given_instants(kind, tokens, rows)
+        given = self._given_times(kind, tokens, rows)
         if given is not None:
             tokens = np.where(given.is_valid(), _MISSING, tokens).astype(np.int32)
             kinds[tokens == _MISSING] = 0
@@ -414,21 +421,26 @@ class _Columns:
         cells = np.flatnonzero(failed & ~self.undecided[rows])
         return self._with_cells(leaf, array, tokens, rows, cells) if len(cells) else array
 
-    def _given_instants(self, kind: HiveType, tokens: Ints, rows: Ints) -> pa.Array | None:
-        """Return the values of a column that are numbers of a date or a point in time; null for others.
+    def _given_times(self, kind: HiveType, tokens: Ints, rows: Ints) -> pa.Array | None:
+        """Return the values of a column that a schema describes as dates or points in time; null for others.
 
         Returns None if there are none. Records with those that do not fit are undecided.
         """
-        if kind.kind not in ("date", "timestamp") or not self._instants:
+        if kind.kind not in ("date", "timestamp"):
             return None
+        is_date, arrow = kind.kind == "date", arrow_of(kind, self._unit)
+        given: list[tuple[list[Ints], int, Callable[[pa.StringArray], pa.Array]]] = [
+            (parts, 0, partial(instants, nanos_per_unit=nanos, kind=arrow))
+            for nanos, parts in self._instants.items()
+            if nanos == NANOS_PER_DAY or not is_date
+        ]
+        if is_date and self._dates:
+            given.append((self._dates, len('"'), dates_of_schema))
         arrays, places = [], []
-        arrow = arrow_of(kind, self._unit)
-        for nanos, parts in self._instants.items():
-            if kind.kind == "date" and nanos != NANOS_PER_DAY:
-                continue
+        for parts, quote, convert in given:
             chosen = np.flatnonzero(np.isin(tokens, np.concatenate(parts)))
-            used = tokens[chosen]
-            stamps = instants(self._tape.texts(self._tape.start[used], self._tape.end[used]), nanos, arrow)
+            used, quotes = tokens[chosen], np.int32(quote)
+            stamps = convert(self._tape.texts(self._tape.start[used] + quotes, self._tape.end[used] - quotes))
             fits = stamps.is_valid().to_numpy(zero_copy_only=False)
             self.undecided[rows[chosen[~fits]]] = True
             arrays.append(stamps.drop_null())

@@ -14,8 +14,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingestd.formats.iso_dates import DATE, HOUR, MINUTE, SECOND
-from ingestd.formats.json.types import Instant, InvalidValue, PrimitiveType, matching, shown, where
+from ingestd.formats.iso_dates import DATE, HOUR, MINUTE, SECOND, ZONE
+from ingestd.formats.json.types import (
+    Instant,
+    InvalidValue,
+    PrimitiveType,
+    ZonedDate,
+    is_text,
+    matching,
+    shown,
+    where,
+)
 from ingestd.formats.record_decoder import MixedTimestamps, NotColumnar
 from ingestd.formats.row_batches import (
     EPOCH,
@@ -37,9 +46,12 @@ TIMESTAMP = (
 )
 _match_timestamp = re.compile(TIMESTAMP).fullmatch
 _ZONED = "[T ][^Z+-]*[Z+-]"
-_PLAIN_TIME = rf"[ T]{HOUR}:{MINUTE}(?::{SECOND}(?:\.[0-9]{{%s}})?)?(?:Z|[+-]{HOUR}(?::?{MINUTE})?)?"
+_PLAIN_TIME = rf"[ T]{HOUR}:{MINUTE}(?::{SECOND}(?:\.[0-9]{{%s}})?)?{ZONE}?"
 # By unit: what `decided` converts, and the years that the unit can represent in every time zone.
 _PLAIN_TIMESTAMP = {"ns": f"{DATE}(?:{_PLAIN_TIME % '1,9'})?", "us": f"{DATE}(?:{_PLAIN_TIME % '1,6'})?"}
+_ZONED_DATE = f"{DATE}{ZONE}"
+_match_zoned_date = re.compile(_ZONED_DATE).fullmatch
+_DATE_LETTERS = len("yyyy-MM-dd")
 # The first and the last timestamp by unit, in that unit.
 TIMESTAMP_LIMITS = {
     "ns": (FIRST_NANO, LAST_NANO),
@@ -49,7 +61,10 @@ _YEARS = {"ns": ("1678", "2261"), "us": ("0002", "9998")}
 
 
 class DateType(PrimitiveType):
-    """Type date: accepts text of the form yyyy-MM-dd, and days of a schema, in the years 0001 to 9999."""
+    """Type date: accepts text of the form yyyy-MM-dd in the years 0001 to 9999.
+
+    It also accepts days, and dates with a zone, that a schema describes (`Instant`, `ZonedDate`).
+    """
 
     read_as_text = True
     only_text = True
@@ -59,6 +74,8 @@ class DateType(PrimitiveType):
             if FIRST_DAY <= (days := value.nanos // NANOS_PER_DAY) <= LAST_DAY:
                 return days
             raise not_in_range(value, "date")
+        if isinstance(value, ZonedDate):
+            return date.fromisoformat(value[:_DATE_LETTERS]).toordinal() - EPOCH
         if type(value) is not str:
             raise InvalidValue(f"{shown(value)} is not a string; a date must have the form 'yyyy-MM-dd'")
         match = _DATE.fullmatch(value)
@@ -102,7 +119,7 @@ class TimestampType(PrimitiveType):
     def value(self, value: object) -> int:
         if isinstance(value, Instant):
             return instant_nanos(value)
-        if type(value) is not str:
+        if not is_text(value):
             raise InvalidValue(
                 f"{shown(value)} is not a string; a timestamp must have the form 'yyyy-MM-dd HH:mm:ss[.fraction][zone]'"
             )
@@ -171,6 +188,16 @@ def instants(numbers: pa.StringArray, nanos_per_unit: int, kind: pa.DataType) ->
         values = units // divisor
         valid &= (units % divisor == 0) & (values >= first) & (values <= last)
     return pa.array(values.astype(f"i{kind.bit_width // 8}"), mask=~valid).view(kind)
+
+
+def zoned_date(text: str) -> str:
+    """Return a text that a schema describes as a date, as a ZonedDate if it is a date in the calendar with a zone."""
+    return ZonedDate(text) if _match_zoned_date(text) else text
+
+
+def dates_of_schema(texts: pa.StringArray) -> pa.Array:
+    """Convert texts that a schema describes as dates, which may have a zone. The result is null for other texts."""
+    return pc.cast(pc.utf8_slice_codeunits(matching(texts, f"{DATE}{ZONE}?"), 0, _DATE_LETTERS), pa.date32())
 
 
 def timestamp_column(texts: pa.StringArray, unit: str) -> pa.Array:

@@ -16,6 +16,7 @@ import re
 from abc import ABC, abstractmethod
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, Inexact, InvalidOperation
 from math import isfinite, isinf, isnan
+from typing import TypeGuard
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -73,6 +74,17 @@ class Instant(Number):
         instant = cls(number)
         instant.nanos, instant.is_date = int(number) * nanos_per_unit, is_date
         return instant
+
+
+class ZonedDate(str):
+    """The text of a date and a zone that a schema describes as a date. The zone does not change the date."""
+
+    __slots__ = ()
+
+
+def is_text(value: object) -> TypeGuard[str]:
+    """Return whether a JSON value is a string, of a date or not."""
+    return type(value) is str or type(value) is ZonedDate
 
 
 class PrimitiveType(ABC):
@@ -327,7 +339,7 @@ class BinaryType(PrimitiveType):
     only_text = True
 
     def value(self, value: object) -> bytes:
-        if type(value) is not str:
+        if not is_text(value):
             raise InvalidValue(f"{shown(value)} is not a string, but the type is binary")
         return _bytes_of(text_of(value))
 
