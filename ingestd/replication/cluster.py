@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 from ingestd.hive.client import Metastore
 from ingestd.hive.held_lease import HeldLease
+from ingestd.hive.objects import TableObject, drop_table
 from ingestd.hive.tables import TableName
+from ingestd.replication.marks import owns_files
 from ingestd.storage.storages import Storages
 
 
@@ -29,3 +31,21 @@ class Cluster:
 def load_lease(target: Cluster, database: str) -> HeldLease:
     """Acquire the lease of loads into a database. Raises OwnershipLost if another process holds it."""
     return HeldLease(target.metastore, TableName(database, "ingestd_load"), f"load into the database {database}")
+
+
+def drop_copy(target: Cluster, table: TableObject) -> None:
+    """Drop a table of the target, with its files if they are in the warehouse.
+
+    The metastore forgets the write ids of a table only if its data is deleted as well.
+    """
+    abort_left_uploads(target.storages, table)
+    drop_table(target.metastore, table.name, delete_data=owns_files(table))
+
+
+def abort_left_uploads(storages: Storages, table: TableObject) -> None:
+    """Abort the uploads that killed loads have left in the directory of a table whose files are removed with it.
+
+    The metastore removes only the objects. No later load would find the uploads, because it does not copy the files.
+    """
+    if owns_files(table) and table.raw.sd.location:
+        storages.at(table.location).abort_uploads(table.location, lambda _file: True)

@@ -35,7 +35,6 @@ from ingestd.hive.attachments import (
     drop_function,
     store_statistics,
 )
-from ingestd.hive.client import Metastore
 from ingestd.hive.objects import (
     DatabaseObject,
     PartitionObject,
@@ -46,7 +45,6 @@ from ingestd.hive.objects import (
     alter_table,
     create_table,
     drop_partitions,
-    drop_table,
     find_database,
     find_table,
     table_names,
@@ -54,6 +52,7 @@ from ingestd.hive.objects import (
 from ingestd.hive.partitions import rename_partition
 from ingestd.hive.tables import WHOLE_TABLE, TableName
 from ingestd.hive.truncation import truncate_at_once, truncate_in_transaction
+from ingestd.replication.cluster import Cluster, drop_copy
 from ingestd.replication.cycle_plan import Outcome, is_move, is_truncation, write_id_of
 from ingestd.replication.event_records import EventRecord
 from ingestd.replication.exact_statistics import as_exact_as, inexact
@@ -100,7 +99,7 @@ class Definitions:
 
     def __init__(
         self,
-        metastore: Metastore,
+        target: Cluster,
         source: str,
         database: str,
         external_base: str | None,
@@ -108,7 +107,8 @@ class Definitions:
         *,
         accepts_missing: bool,
     ) -> None:
-        self._metastore = metastore
+        self._target = target
+        self._metastore = metastore = target.metastore
         self._source = source
         self._database = database
         self._external_base = external_base
@@ -253,7 +253,7 @@ class Definitions:
         """Drop a table; the files of an external one stay."""
         existing = find_table(self._metastore, self._name(table))
         if existing is not None:
-            drop_table(self._metastore, existing.name, delete_data=owns_files(existing))
+            drop_copy(self._target, existing)
 
     def _truncate(self, table: TableObject, partitions: Sequence[str], write_id: int) -> None:
         """Truncate a table, or `partitions` if there are any. The files of external tables are copied by difference."""

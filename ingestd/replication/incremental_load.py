@@ -138,7 +138,7 @@ class _Load:
         self._plan = CyclePlan.of(manifest.read(EventRecord), self._last)
         self._lost = lost = LostTables(storage, dump.uri, self._plan.renamed)
         self._definitions = Definitions(
-            target.metastore,
+            target,
             metadata.scope.database,
             options.database,
             options.external_base,

@@ -30,13 +30,12 @@ from ingestd.hive.objects import (
     add_partitions,
     alter_table,
     create_table,
-    drop_table,
     find_table,
 )
 from ingestd.hive.replay import Replay
 from ingestd.hive.tables import WHOLE_TABLE, TableName
 from ingestd.hive.write_ids import parse
-from ingestd.replication.cluster import Cluster
+from ingestd.replication.cluster import Cluster, drop_copy
 from ingestd.replication.copy import Copier, Progress
 from ingestd.replication.external import target_location
 from ingestd.replication.lost_tables import LostTables
@@ -55,7 +54,6 @@ from ingestd.replication.marks import (
     LOADING,
     WITHOUT_DIRECTORY,
     marks_of_kind,
-    owns_files,
     source_kind,
     without_marks,
 )
@@ -205,13 +203,10 @@ class TableLoad:
         )
 
     def drop(self, name: TableName) -> None:
-        """Drop a table if it exists; its files only if they are in the warehouse.
-
-        The metastore forgets the write ids of a table only if its data is deleted as well.
-        """
+        """Drop a table if it exists; its files only if they are in the warehouse."""
         existing = find_table(self.target.metastore, name)
         if existing is not None:
-            drop_table(self.target.metastore, name, delete_data=owns_files(existing))
+            drop_copy(self.target, existing)
 
     def _location(self, table: TableObject) -> str | None:
         """Return the location of a new table; None lets the metastore choose one in its warehouse."""

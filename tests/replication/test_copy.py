@@ -18,8 +18,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from hive_metastore import ttypes
 
 from ingestd.errors import StorageUnavailable
+from ingestd.hive.objects import TableObject
+from ingestd.replication.cluster import abort_left_uploads
 from ingestd.replication.copy import Copier, CopyOptions, CopyStopped, Progress, packed
 from ingestd.replication.transfer import Assignment, CopyFile
 from ingestd.storage.contract import NoSpace, Storage, Stream, child
@@ -385,6 +388,20 @@ def test_copy_when_an_earlier_one_left_an_upload_then_aborted(s3: Server, tmp_pa
     Copier(Storages(s3.options)).copy([file])
     assert keys[0] not in s3.uploads()
     assert keys[1] in s3.uploads()
+
+
+@pytest.mark.parametrize(("kind", "is_aborted"), [("MANAGED_TABLE", True), ("EXTERNAL_TABLE", False)])
+def test_table_when_dropped_after_a_killed_load_then_its_uploads_are_aborted(
+    s3: Server, kind: str, is_aborted: bool
+) -> None:
+    prefix = uuid.uuid4().hex
+    keys = [f"{prefix}/t/day=a/delta_1_1/bucket_00000", f"{prefix}/t2/bucket_00000"]
+    for key in keys:
+        s3.client().create_multipart_upload(Bucket=BUCKET, Key=key)
+    storage = ttypes.StorageDescriptor(location=f"s3a://{BUCKET}/{prefix}/t")
+    raw = ttypes.Table(dbName="d", tableName="t", sd=storage, parameters={}, tableType=kind)
+    abort_left_uploads(Storages(s3.options), TableObject(raw))
+    assert [key in s3.uploads() for key in keys] == [not is_aborted, True]
 
 
 def test_copy_when_the_bandwidth_is_limited_then_it_takes_as_long(tmp_path: Path) -> None:
