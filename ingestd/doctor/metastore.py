@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from ingestd.clock import Deadline, monotonic
 from ingestd.doctor.finding import Check, Verdict, fault, ok, refused, warning
 from ingestd.errors import IngestdError, InvalidTable, MetastoreUnavailable
-from ingestd.hive import health
+from ingestd.hive import health, replay
 from ingestd.hive.client import Metastore
 from ingestd.hive.health import ClockReading, Uncommitted
 from ingestd.ingest.inspection.checks import grants_locks
@@ -21,6 +21,8 @@ from ingestd.replication.holds import HOLD
 
 _OLDEST_MAJOR = 4
 _TIMEOUT, _REAPER = "hive.txn.timeout", "metastore.acid.housekeeper.interval"
+_REPLICATED_TIMEOUT, _DAY_SECONDS = "hive.repl.txn.timeout", 86_400.0
+_REPLICATED_DAYS, _REPLICATED_PART = 11.0, 0.5  # the default, and after which part of it a transaction is reported
 _MANAGER = "org.apache.hadoop.hive.ql.lockmgr.DbTxnManager"
 # A daemon sends a heartbeat for its transactions every 10 s, and may be delayed by a pause of the metastore.
 _TIMEOUT_FAULT_SECONDS, _TIMEOUT_WARNING_SECONDS, _TIMEOUT_LONG_SECONDS = 30.0, 120.0, 3_600.0
@@ -136,15 +138,21 @@ def _transactions(service: Service) -> Iterator[Verdict]:
             f"{text}; the first aborted one is {next(txn.id for txn in transactions if not txn.is_open)}",
             "check that the cleaner runs (compaction.cleaner); aborted transactions slow down every query",
         )
-    for verdict in _old(service, open_now, now):
+    for verdict in old_transactions(service, open_now, now):
         is_fine = False
         yield replace(verdict, evidence=f"{text}; {verdict.evidence}")
     if is_fine:
         yield ok(text)
 
 
-def _old(service: Service, some: Sequence[Uncommitted], now: float) -> Iterator[Verdict]:
-    """Report the open transaction that the metastore should have aborted, or else the oldest if it is old."""
+def old_transactions(service: Service, some: Sequence[Uncommitted], now: float) -> Iterator[Verdict]:
+    """Report the open transaction that the metastore should have aborted, or else the oldest if it is old.
+
+    One that a load has replayed has no heartbeats, and is open for as long as that of the source. Who aborts it makes
+    the copy incompatible with its source, so it is reported only if it will time out.
+    """
+    yield from _replicated([txn for txn in some if _is_replicated(txn)], service, now)
+    some = [txn for txn in some if not _is_replicated(txn)]
     # Twice, because the metastore aborts a transaction some time after its time-out.
     patience = 2 * sum(max(service.durations(name), default=0.0) for name in (_TIMEOUT, _REAPER))
     silent = min((txn for txn in some if txn.beat), key=lambda txn: txn.beat, default=None)
@@ -162,6 +170,23 @@ def _old(service: Service, some: Sequence[Uncommitted], now: float) -> Iterator[
             f"transaction {oldest.id} of {oldest.owner} has been open for {age:,.0f} minutes",
             f"end its client, or run ABORT TRANSACTIONS {oldest.id}: no files are cleaned while it is open",
         )
+
+
+def _replicated(some: Sequence[Uncommitted], service: Service, now: float) -> Iterator[Verdict]:
+    oldest = min((txn for txn in some if txn.started), key=lambda txn: txn.started, default=None)
+    limit = min(service.durations(_REPLICATED_TIMEOUT), default=_REPLICATED_DAYS * _DAY_SECONDS)
+    if oldest is not None and now - oldest.started > limit * _REPLICATED_PART:
+        source_id = oldest.owner.partition(f" at {replay.AGENT}/")[2].partition("/")[0]
+        days, limit_days = (seconds / _DAY_SECONDS for seconds in (now - oldest.started, limit))
+        yield warning(
+            f"transaction {oldest.id} of {oldest.owner} replicates one that has been open for {days:,.1f} days; after"
+            f" {limit_days:,.1f} days ({_REPLICATED_TIMEOUT}), the database must be bootstrapped again",
+            f"end transaction {source_id} at the source, and let the policy run; do not abort its replica",
+        )
+
+
+def _is_replicated(txn: Uncommitted) -> bool:
+    return f" at {replay.AGENT}/" in txn.owner
 
 
 def oldest_of(some: Sequence[Uncommitted]) -> Uncommitted | None:

@@ -39,7 +39,7 @@ from ingestd.hive.transactions import (
 from ingestd.hive.write_ids import as_text, read_snapshots, read_transactions
 
 LAST_ID = "repl.last.id"
-_AGENT = "ingestd-repl"
+AGENT = "ingestd-repl"
 _LOCK_SECONDS = 60.0
 # After a load was killed, each id that it had allocated ahead costs some calls.
 _AHEAD = 100
@@ -208,12 +208,12 @@ class Replay:
         for described in describe_transactions(self._metastore):
             name, _, rest = (described.hostname or "").partition("/")
             txn_id = rest.partition("/")[0]
-            if name == _AGENT and described.state == ttypes.TxnState.OPEN and self._agent(txn_id) == described.hostname:
+            if name == AGENT and described.state == ttypes.TxnState.OPEN and self._agent(txn_id) == described.hostname:
                 transactions[int(txn_id)] = int(described.id)
         return transactions
 
     def _agent(self, txn_id: int | str) -> str:
-        return f"{_AGENT}/{txn_id}/{self._database}"[:128]
+        return f"{AGENT}/{txn_id}/{self._database}"[:128]
 
     def _open_on_target(self, txn_id: int) -> int:
         """Open a source transaction on the target, unless it is open; return its id on the target."""

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from ingestd.doctor.metastore import Service, old_transactions
 from ingestd.errors import BootstrapRequired, ReplicationError
 from ingestd.hive.events import EventsExpired
+from ingestd.hive.health import uncommitted
 from ingestd.hive.objects import change_database
 from ingestd.hive.replay import TargetChanged
 from ingestd.hive.tables import TableName
@@ -65,6 +67,22 @@ def test_target_when_another_client_has_ended_a_replicated_transaction_then_a_bo
     following.dump()
     with pytest.raises(BootstrapRequired, match="was ended by another client"):
         following.load()
+
+
+def test_doctor_when_a_replicated_transaction_is_old_then_does_not_suggest_to_abort_it(following: Following) -> None:
+    side, metastore = following.replica.source, following.replica.target.metastore
+    make_table(side.metastore, following.name("t"))
+    before = set(open_transactions(metastore, ""))
+    txn = write(side, following.name("t"), INSERT, then=lambda _: None)
+    following.cycle()
+    (replicated,) = [each for each in uncommitted(metastore) if each.is_open and each.id not in before]
+    service = Service(metastore, [], lambda _connections: metastore)
+    assert list(old_transactions(service, [replicated], replicated.started + 5 * 86400)) == []
+    (verdict,) = old_transactions(service, [replicated], replicated.started + 6 * 86400)
+    assert "replicates one that has been open for 6.0 days; after 11.0 days" in verdict.evidence
+    assert verdict.fix.startswith(f"end transaction {txn.id} at the source")
+    commit(side.metastore, txn)
+    following.cycle()
 
 
 def test_source_when_its_log_lacks_events_then_a_bootstrap_is_required(replica: Replica, tmp_path: Path) -> None:
