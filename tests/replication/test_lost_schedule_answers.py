@@ -121,33 +121,38 @@ def test_policy_when_a_worker_loses_answers_of_its_execution_then_runs_once(pair
     assert not pair.policies(source).get("dump").is_due
 
 
-def test_policy_when_the_answer_to_its_claim_is_lost_then_is_due_again(pair: Pair) -> None:
-    with _lost_claim(pair) as due:
+@pytest.mark.parametrize("is_first", [False, True])
+def test_policy_when_the_answer_to_its_claim_is_lost_then_is_due_again(pair: Pair, *, is_first: bool) -> None:
+    with _lost_claim(pair, is_first=is_first) as due:
         policies = pair.policies(pair.replica.source)
         eventually("the policy", lambda: (policies.get("dump").next_execution or due) in range(due + 1, int(now()) + 1))
 
 
 @pytest.mark.soak
 def test_policy_when_the_answer_to_its_claim_is_lost_then_runs_when_that_execution_has_timed_out(pair: Pair) -> None:
-    with _lost_claim(pair):
+    with _lost_claim(pair, is_first=False):
         assert pair.ended(pair.replica.source).status is Status.SUCCESS
     assert len(pair.status(pair.replica.source).runs) == 1
 
 
 @contextmanager
-def _lost_claim(pair: Pair) -> Iterator[int]:
-    """Lose the answer to the claim of a policy; yield when it was due, while a worker runs."""
+def _lost_claim(pair: Pair, *, is_first: bool) -> Iterator[int]:
+    """Lose the answer to the claim of a policy, the first one of a worker or a later one; yield when it was due."""
     source, due = pair.replica.source, int(now()) - 5
     pair.create()
     query = pair.schedules(source).find("dump")
     assert query is not None
     pair.schedules(source).alter(replace(query, next_execution=due))
     with _through_proxy(pair) as (between, side):
-        between.hold(_CLAIM)
-        with pair.worker(side) as worker:
-            eventually("the status", lambda: worker.statuses and between.calls[_CLAIM])
+        if is_first:
             between.lose_answer(_CLAIM)
-            between.forward(_CLAIM)
+        else:
+            between.hold(_CLAIM)
+        with pair.worker(side) as worker:
+            if not is_first:
+                eventually("the status", lambda: worker.statuses and between.calls[_CLAIM])
+                between.lose_answer(_CLAIM)
+                between.forward(_CLAIM)
             yield due
 
 
