@@ -17,8 +17,8 @@ The numbers are those of the ids of the tests:
 13  two loads run at the same time
 14  the source has removed events that were not dumped: `test_expired_events.py`
 15  the source has removed files that were not copied
-16  the target has ended a replicated transaction: `test_incremental_refused.py`
-17  the metastore of the source was restored from a backup: `test_incremental_refused.py`
+16  the target has ended a replicated transaction: `test_expired_transactions.py`
+17  the metastore of the source was restored from a backup: `test_metastore_restart.py`
 18  another client has written on the target
 
 The other steps of a load are examined in the same way with `-m soak`.

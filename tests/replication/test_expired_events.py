@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,9 @@ from ingestd.sandbox import Sandbox, SandboxOptions
 from ingestd.sandbox.release import with_events
 from ingestd.storage.storages import Storages
 from tests.support.metastore import Home, metastore
+from tests.support.patience import LIMIT
 from tests.support.replica import Replica, Side
+from tests.support.replica_kills import ProcessStep, process
 from tests.support.replica_rows import Rows, insert, read_rows
 from tests.support.replica_tables import make_database, make_table
 from tests.support.stack import eventually
@@ -62,6 +66,13 @@ class _Expiring:
     def resume(self) -> None:
         statement = ReplDump(Scope(self.database), self._given)
         cycle.resume(Cluster(self.source.metastore, Storages()), statement, bootstrap=True)
+
+    def kill_dump(self, step: Enum) -> int:
+        """Dump in a process that kills itself after the step; return its exit code."""
+        given = {"uri": self.source.uri, "root": f"file:{self.root}", "database": self.database}
+        ending = {"step": step.value, "count": 1, "signal": signal.SIGKILL}
+        with process("incremental_process", "dump", {**given, **ending}) as killed:
+            return killed.wait(LIMIT)
 
     def insert(self, rows: Rows) -> None:
         insert(self.source, TableName(self.database, "t"), rows)
@@ -116,6 +127,26 @@ def test_dump_when_the_cleaner_has_removed_events_then_a_bootstrap_is_required_a
 ) -> None:
     last = _id(expiring.source.metastore)
     expiring.insert([(2, "b")])
+    expiring.expire(last)
+    with pytest.raises(EventsExpired, match="the event log is incomplete"):
+        expiring.dump()
+    with pytest.raises(NonRecoverable, match="EventsExpired"):
+        expiring.load()
+    assert expiring.rows() == [(1, "a")]
+    expiring.resume()
+    for _ in range(2):
+        expiring.dump()
+        expiring.load()
+    assert expiring.rows() == [(1, "a"), (2, "b")]
+
+
+@pytest.mark.parametrize("step", [pytest.param(ProcessStep.BEGUN, id="14-begun")])
+def test_dump_when_killed_and_the_cleaner_removes_its_events_then_a_bootstrap_is_required(
+    expiring: _Expiring, step: Enum
+) -> None:
+    last = _id(expiring.source.metastore)
+    expiring.insert([(2, "b")])
+    assert expiring.kill_dump(step) == -signal.SIGKILL
     expiring.expire(last)
     with pytest.raises(EventsExpired, match="the event log is incomplete"):
         expiring.dump()

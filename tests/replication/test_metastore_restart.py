@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from enum import Enum
 from pathlib import Path
+from shutil import copytree, rmtree
 
 import pytest
 
 from ingestd.errors import MetastoreUnavailable, OwnershipLost
+from ingestd.hive.events import EventsExpired
 from ingestd.hive.replay import Replay
+from ingestd.replication import cycle
+from ingestd.replication.bootstrap_dump import DumpStep
 from ingestd.replication.cycle import Progress, Step
+from ingestd.replication.directory import NonRecoverable
 from ingestd.replication.runs import Status
 from ingestd.sandbox import Sandbox, SandboxOptions
 from ingestd.sandbox.release import with_events
 from ingestd.sandbox.state import Layout
 from tests.support.metastore import Home, Process, metastore
+from tests.support.patience import LIMIT
 from tests.support.replica import Replica, Side
+from tests.support.replica_kills import process
 from tests.support.replica_policies import Pair, new_pair
 
 
@@ -24,6 +33,7 @@ class _Restartable(Replica):
     """Two clusters whose metastores are those of a test alone."""
 
     def __init__(self, folder: Path, ends: ExitStack) -> None:
+        self._folder = folder
         self.processes: dict[str, Process] = {}
         self.source, self.target = (self._side(name, folder / name, ends) for name in ("source", "target"))
 
@@ -35,6 +45,19 @@ class _Restartable(Replica):
     def restart(self, name: str) -> None:
         """Kill the metastore of a side, and start it again."""
         self.processes[name].kill()
+        self.processes[name].start().wait()
+
+    def back_up(self, name: str) -> None:
+        """Stop the metastore of a side, copy its database and warehouse, and start it again."""
+        self.processes[name].stop()
+        copytree(Layout(self._folder / name).data, self._folder / f"{name}-backup")
+        self.processes[name].start().wait()
+
+    def restore(self, name: str) -> None:
+        """Kill the metastore of a side, and start it with the database and the warehouse of the backup."""
+        self.processes[name].kill()
+        rmtree(Layout(self._folder / name).data)
+        (self._folder / f"{name}-backup").rename(Layout(self._folder / name).data)
         self.processes[name].start().wait()
 
 
@@ -98,3 +121,30 @@ def test_policies_when_both_metastores_restart_then_the_copy_follows(clusters: _
         pair.policies(clusters.target).execute("load")
         pair.ended(clusters.target, 2)
     assert pair.rows() == [(1, "a"), (2, "b")]
+
+
+@pytest.mark.parametrize("step", [pytest.param(DumpStep.EVENTS, id="17-restored")])
+def test_source_when_its_metastore_is_restored_from_a_backup_then_a_bootstrap_is_required(
+    clusters: _Restartable, pair: Pair, step: Enum
+) -> None:
+    clusters.back_up("source")
+    pair.insert([(2, "b")])
+    pair.dump()
+    pair.load()
+    pair.insert([(3, "c")])
+    given = {"uri": clusters.source.uri, "root": pair.root_uri, "database": pair.database}
+    ending = {"step": step.value, "count": 1, "signal": signal.SIGKILL}
+    with process("incremental_process", "dump", {**given, **ending}) as dump:
+        assert dump.wait(LIMIT) == -signal.SIGKILL
+    clusters.restore("source")
+    with pytest.raises(EventsExpired, match="has already been read"):
+        pair.dump()
+    with pytest.raises(NonRecoverable, match="EventsExpired"):
+        pair.load()
+    assert pair.rows() == [(1, "a"), (2, "b")]
+    pair.insert([(4, "d")])
+    cycle.resume(pair.cluster(clusters.source), pair.dump_statement, bootstrap=True)
+    for _ in range(2):
+        pair.dump()
+        pair.load()
+    assert pair.rows() == [(1, "a"), (4, "d")]
