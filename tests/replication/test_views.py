@@ -85,6 +85,9 @@ def test_views_when_a_policy_has_run_then_show_it_with_its_executions_and_metric
         "active_execution_id": None,
     }
 
+    pattern = "SELECT schedule_name FROM information_schema.scheduled_queries WHERE schedule_name LIKE 'repl_%'"
+    assert shown.name in {row["schedule_name"] for row in rows(source, pattern)}
+
     executions = shown.rows("information_schema.scheduled_executions", "schedule_name")
     assert [row["scheduled_execution_id"] for row in executions] == [done.execution, skipped.execution]
     for row in executions:
