@@ -25,7 +25,7 @@ from ingestd.replication.cluster import Cluster
 from ingestd.replication.cycle import Progress, Result, Step
 from ingestd.replication.directory import Dump, DumpDirectory, NonRecoverable
 from ingestd.replication.holds import Holds
-from ingestd.replication.policies import ANY_USER, Policies
+from ingestd.replication.policies import ANY_USER, Policies, Policy
 from ingestd.replication.runs import Run, Stage, Status
 from ingestd.replication.statements import ReplDump, ReplLoad
 from ingestd.retry import Backoff
@@ -89,20 +89,21 @@ class Running:
         Never raises an IngestdError; any other exception is a defect outside of the step.
         """
         moment = now()
-        statement, fault = self._statement()
-        self.statement = statement
-        stage = Stage.LOAD if isinstance(statement, ReplLoad) else Stage.DUMP
-        database = statement.database if statement else ""
         self._run = Run(
             self.execution.id,
             self.execution.name,
-            stage,
+            Stage.DUMP,
             Status.IN_PROGRESS,
-            database,
+            "",
             began=moment,
             updated=moment,
             namespace=self.resources.schedules.namespace,
         )
+        statement, fault = self._statement()
+        self.statement = statement
+        if statement is not None:
+            stage = Stage.LOAD if isinstance(statement, ReplLoad) else Stage.DUMP
+            self._change(stage=stage, database=statement.database)
         policy_events.policy_started(self._run)
         reporter = threading.Thread(target=self._keep, name=f"policy-{self.execution.name}-report", daemon=True)
         reporter.start()
@@ -126,18 +127,31 @@ class Running:
     # --- the step
 
     def _statement(self) -> tuple[ReplDump | ReplLoad | None, IngestdError | None]:
-        """Return what the policy runs, or why it cannot run here."""
+        """Return what the policy runs, or why it cannot run here.
+
+        Without an answer, the metastore is asked until the execution has timed out.
+        """
         name, user = self.execution.name, self.resources.cluster.metastore.user
+        limit = min(self.resources.retry_seconds, self.timeout_seconds)
         try:
-            self.resources.policies.align(name)
-            policy = self.resources.policies.get(name)
+            policy = retry.retry(self._policy, limit_seconds=limit, stop=self.stop, on_wait=self._on_wait)
         except IngestdError as error:
             return None, error
+        self._note = ""
         if policy.user not in (ANY_USER, user):
             hint = f"alter the policy, or run a daemon as {policy.user}; ingestd does not impersonate users"
             what = f"it is executed as {policy.user}, and this daemon is {user}"
             return None, ConfigError(what, where=f"policy {name}", hint=hint)
         return policy.statement, policy.problem
+
+    def _policy(self) -> Policy:
+        self.resources.policies.align(self.execution.name)
+        return self.resources.policies.get(self.execution.name)
+
+    def _on_wait(self, error: IngestdError, seconds: float) -> None:
+        self._note = str(error)
+        self._woken.set()
+        policy_events.policy_retried(self._run, error, seconds)
 
     async def _retried(self, statement: ReplDump | ReplLoad) -> Result:
         """Run the step until it succeeds, for at most `retry_seconds` after the first error."""
@@ -157,13 +171,8 @@ class Running:
         async def sleep(seconds: float) -> None:
             await asyncio.to_thread(pause, seconds, self.stop)
 
-        def on_wait(error: IngestdError, seconds: float) -> None:
-            self._note = str(error)
-            self._woken.set()
-            policy_events.policy_retried(self._run, error, seconds)
-
         backoff = Backoff(cap_seconds=_LONGEST_WAIT)
-        return await retry.call(attempt, stop=given_up, sleep=sleep, on_wait=on_wait, backoff=backoff)
+        return await retry.call(attempt, stop=given_up, sleep=sleep, on_wait=self._on_wait, backoff=backoff)
 
     def _step(self, statement: ReplDump | ReplLoad) -> Result:
         shared = self.resources

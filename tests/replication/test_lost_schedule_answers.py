@@ -13,6 +13,8 @@ from ingestd.clock import now
 from ingestd.errors import MetastoreUnavailable, OwnershipLost
 from ingestd.hive.client import Metastore
 from ingestd.hive.schedules import Schedules
+from ingestd.replication.execution import Resources, Running
+from ingestd.replication.holds import Holds
 from ingestd.replication.policies import Policies
 from ingestd.replication.runs import Status
 from ingestd.replication.schedule import Every, Unit
@@ -25,6 +27,7 @@ from tests.support.replica_policies import NEVER, Pair
 from tests.support.stack import eventually
 
 _CHANGE, _CLAIM, _REPORT = "scheduled_query_maintenance", "scheduled_query_poll", "scheduled_query_progress"
+_READ = "get_scheduled_query"
 _DUMP = ReplDump(Scope("db1"), {"hive.repl.rootdir": "hdfs://nn/repl"})
 # The metastore cannot compute its times, so the worker does after each claim.
 _ODD = Every(45, Unit.MINUTE)
@@ -119,6 +122,20 @@ def test_policy_when_a_worker_loses_answers_of_its_execution_then_runs_once(pair
         assert between.calls[_REPORT] > 2
     assert len(pair.status(source).runs) == 1
     assert not pair.policies(source).get("dump").is_due
+
+
+def test_execution_when_its_policy_cannot_be_read_at_first_then_runs(pair: Pair) -> None:
+    pair.create()
+    pair.policies(pair.replica.source).execute("dump")
+    with _through_proxy(pair) as (between, side), closing(Holds(side.metastore)) as holds:
+        schedules = pair.schedules(side)
+        execution = schedules.claim()
+        assert execution is not None
+        resources = Resources(pair.cluster(side), schedules, pair.policies(side), None, 60.0, holds)
+        between.lose_call(_READ, 4)
+        assert Running(resources, execution, schedules.timeout_seconds()).run().status is Status.SUCCESS
+    (run,) = pair.status(pair.replica.source).runs
+    assert (run.status, run.database) == (Status.SUCCESS, pair.database)
 
 
 @pytest.mark.parametrize("is_first", [False, True])
