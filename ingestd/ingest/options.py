@@ -353,12 +353,6 @@ class MappingOptions:
 
         Also raises it for keys that cannot be combined.
         """
-        if self.distribution == "hash" and (self.where or self.transform is not None):
-            raise ConfigError(
-                "cannot be hash with where or transform",
-                where=".distribution",
-                hint="remove distribution; the task that evaluates the SQL for some records then writes the result",
-            )
         if self.transform is not None:
             self._check_transform()
         if self.create_table is not None and not self.create_table.columns and not has_schema(self.format):

@@ -7,13 +7,11 @@ If the job does not end, the JVM is killed too, because a lack of memory may hav
 
 from __future__ import annotations
 
-import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ingestd.clock import Deadline, pause
@@ -32,8 +30,9 @@ from ingestd.spark.errors import (
     job_error,
     job_message,
 )
+from ingestd.spark.exchange import exchange
 from ingestd.spark.options import SparkOptions
-from ingestd.spark.query import Query, Read, Write
+from ingestd.spark.query import Exchange, Query, Read, Write
 from ingestd.spark.same_version import SameVersion
 from ingestd.spark.session import Session
 from ingestd.spark.shared import Shared
@@ -41,19 +40,18 @@ from ingestd.spark.slots import tasks_per_job
 from ingestd.spark.standalone import is_forgotten
 
 if TYPE_CHECKING:
-    from pyspark import RDD, Broadcast, SparkContext, StatusTracker
+    from pyspark import Broadcast, SparkContext, StatusTracker
 
     from ingestd.spark.queries import Queries
 
 A = TypeVar("A")
 B = TypeVar("B")
 R = TypeVar("R")
+V = TypeVar("V")
 W = TypeVar("W")
 
 _CHECK_SECONDS = 0.25
 _TASKS_SECONDS = 0.1
-# PySpark holds a number of values in memory before it stores them, so that a large one must count as several.
-_COUNTED_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,11 +185,22 @@ class Engine:
         with self._started(_Job(group, len(items), self._limits.job_seconds)) as context:
             return self._queries(context).run(query, read, write, items)
 
+    def exchange_result(
+        self, group: JobGroup, query: Query, read: Read[A, R], moved: Exchange[A, V, B], items: Sequence[A]
+    ) -> tuple[list[R | None], list[B]]:
+        """Run a query, one task per item, and move its result to other tasks (`Queries.exchange`).
+
+        Returns what `read` has reported for each item, and what the receivers have returned. Raises the errors of
+        `query`.
+        """
+        with self._started(_Job(group, max(len(items), moved.receivers), self._limits.job_seconds)) as context:
+            return self._queries(context).exchange(query, read, moved, items)
+
     def exchange(
         self,
         group: JobGroup,
-        send: Callable[[A], Iterable[tuple[int, R]]],
-        receive: Callable[[tuple[int, Iterable[R]]], B],
+        send: Callable[[A], Iterable[tuple[int, V]]],
+        receive: Callable[[tuple[int, Iterable[V]]], B],
         items: Sequence[A],
         receivers: int,
     ) -> list[B]:
@@ -200,22 +209,8 @@ class Engine:
         `send` yields the number of a receiver with each value. Spark stores the values in its local directories until
         all have been received. Raises the errors of `run`.
         """
-        sending, receiving = SameVersion(send), SameVersion(receive)
-
-        def counted(item: A) -> Iterator[tuple[int, tuple[R, ...]]]:
-            for number, value in sending(item):
-                yield number, (value,)
-                yield from repeat((number, ()), sys.getsizeof(value) // _COUNTED_BYTES)
-
-        def received(number: int, pairs: Iterable[tuple[int, tuple[R, ...]]]) -> Iterator[B]:
-            yield receiving((number, chain.from_iterable(values for _, values in pairs)))
-
         with self._started(_Job(group, max(len(items), receivers), self._limits.job_seconds)) as context:
-            sent = context.parallelize(items, len(items)).flatMap(counted).partitionBy(receivers, int)
-            try:
-                return sent.mapPartitionsWithIndex(received).collect()
-            finally:
-                _remove_stored(sent)
+            return exchange(context.parallelize(items, len(items)), send, receive, receivers)
 
     def examine(self, query: Query) -> tuple[Column, ...]:
         """Return the columns of the result of a query. Waits until Spark has started.
@@ -412,13 +407,3 @@ def _has_tasks(tracker: StatusTracker, group: JobGroup) -> bool:
     stages = [tracker.getStageInfo(stage) for job in jobs for stage in job.stageIds]
     is_running = any(job.status == "RUNNING" for job in jobs)
     return is_running or any(stage.numActiveTasks for stage in stages if stage is not None)
-
-
-def _remove_stored(sent: RDD[Any]) -> None:
-    """Let Spark remove what a shuffle has stored. It would otherwise wait for a garbage collection, perhaps for hours.
-
-    Never raises, and does not wait for executors, which may be suspended.
-    """
-    with suppress(*GATEWAY_ERRORS):  # the job has failed for the same reason
-        rdd: Any = sent._jrdd.rdd()
-        rdd.cleanShuffleDependencies(False)  # noqa: FBT003 - Java has no keywords

@@ -1,8 +1,8 @@
 """Evaluates a filter and a SELECT of Spark SQL between two functions of each task, which read and write its rows.
 
 Invariant: a query is evaluated for each row on its own, and gives the same rows whenever it is repeated. A task reads
-its item, evaluates the query for the rows, and writes the result, so no row is moved to another task, and memory is
-bounded by some batches. What a function reports comes from the same attempt as what the other one returns.
+its item, evaluates the query for the rows, and writes the result or sends it to other tasks, so memory is bounded by
+some batches. What a function reports comes from the same attempt as what the other one returns or sends.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import pickle
 import re
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,16 +23,19 @@ from py4j import java_gateway, protocol
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext, TaskContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 
 from ingestd.errors import ConfigError, InvalidTable
 from ingestd.schema import Column, HiveType, quoted
 from ingestd.spark.errors import JobFailed
-from ingestd.spark.query import VIEW, Batches, Query, Read, Write
+from ingestd.spark.exchange import exchange
+from ingestd.spark.query import VIEW, Batches, Exchange, Query, Read, Write
 from ingestd.spark.same_version import SameVersion
 
 A = TypeVar("A")
+B = TypeVar("B")
 R = TypeVar("R")
+V = TypeVar("V")
 W = TypeVar("W")
 
 _BATCH_BYTES = 4 << 20
@@ -49,6 +54,7 @@ _SETTINGS = {
 # an OutOfMemoryError that of a large constant, mostly of an array that cannot be allocated. Other threads go on.
 _FATAL = ("LinkageError", "InternalError", "ThreadDeath")
 _RESULT = "attempt bigint, number int, result binary"
+_SENT = "receiver int, value binary"
 # The nodes of a plan that is evaluated row by row, with those of the view.
 _SOURCE = "MapInArrow"
 _NODES = frozenset({"Project", "Filter", "Generate", "SubqueryAlias", "View", "Range", _SOURCE})
@@ -126,15 +132,42 @@ class Queries:
             frame = self._frame(query, source, len(items))
             done = frame.mapInArrow(SameVersion(partial(_write, write, items)), _RESULT).collect()
             results = {row.number: (row.attempt, bytes(row.result)) for row in done}
-            if len(results) < len(items):
-                raise JobFailed("the query ended before it had read all records", hint="simplify where and transform")
-            reports = self._reports.value
-            ordered = [results[number] for number in range(len(items))]
-            none = pickle.dumps(None)
-            return [(pickle.loads(reports.get((job, at), none)), pickle.loads(result)) for at, result in ordered]
+            reports = self._reports_of(job, {number: attempt for number, (attempt, _) in results.items()}, len(items))
+            written = (pickle.loads(results[number][1]) for number in range(len(items)))
+            return list(zip(reports, written, strict=True))
         finally:
-            for key in [key for key in list(self._reports.value) if key[0] == job]:
-                del self._reports.value[key]
+            self._forget(job)
+
+    def exchange(
+        self, query: Query, read: Read[A, R], moved: Exchange[A, V, B], items: Sequence[A]
+    ) -> tuple[list[R | None], list[B]]:
+        """Run the query for each item in a task of its own, and move the result to other tasks.
+
+        Returns what `read` has reported for each item, and what the receivers have returned. There is no report if
+        `send` ended before it had received all rows. Raises the exceptions of `run`.
+        """
+        job = uuid.uuid4().hex
+        try:
+            source = SameVersion(partial(_read, job, self._reports, read, items, query.columns))
+            sent = self._frame(query, source, len(items)).mapInArrow(
+                SameVersion(partial(_send, moved.send, items)), _SENT
+            )
+            done = exchange(sent.rdd, _stored, partial(_receive, moved.receive), moved.receivers)
+            attempts = {end.number: end.attempt for ends, _ in done for end in ends}
+            return self._reports_of(job, attempts, len(items)), [answer for _, answer in done]
+        finally:
+            self._forget(job)
+
+    def _reports_of(self, job: str, attempts: Mapping[int, int], items: int) -> list[Any]:
+        """Return the reports of the attempts whose output was used, by the number of the item."""
+        if len(attempts) < items:
+            raise JobFailed("the query ended before it had read all records", hint="simplify where and transform")
+        reports, none = self._reports.value, pickle.dumps(None)
+        return [pickle.loads(reports.get((job, attempts[number]), none)) for number in range(items)]
+
+    def _forget(self, job: str) -> None:
+        for key in [key for key in list(self._reports.value) if key[0] == job]:
+            del self._reports.value[key]
 
     def _frame(self, query: Query, source: Callable[[Batches], Batches], tasks: int) -> DataFrame:
         rows = self._session.range(0, tasks, 1, tasks).mapInArrow(source, _definition(query.columns))
@@ -211,6 +244,52 @@ def _write(write: Write[A, W], items: Sequence[A], batches: Batches) -> Batches:
     result = pickle.dumps(write(items[number], batches))
     columns = pa.array([_task().taskAttemptId()], pa.int64()), pa.array([number], pa.int32()), pa.array([result])
     yield pa.RecordBatch.from_arrays(list(columns), names=["attempt", "number", "result"])
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """The last value that an attempt of a task sends, with the number of its item."""
+
+    number: int
+    attempt: int
+
+
+def _send(send: Callable[[A, Batches], Iterable[tuple[int, V]]], items: Sequence[A], batches: Batches) -> Batches:
+    """Yield what is sent for the item of this task, and its end."""
+    number = _task().partitionId()
+    for receiver, value in send(items[number], batches):
+        yield _sent(receiver, value)
+    yield _sent(number, _End(number, _task().taskAttemptId()))
+
+
+def _sent(receiver: int, value: object) -> pa.RecordBatch:
+    columns = [pa.array([receiver], pa.int32()), pa.array([pickle.dumps(value)], pa.binary())]
+    return pa.RecordBatch.from_arrays(columns, names=["receiver", "value"])
+
+
+def _stored(row: Row) -> Iterator[tuple[int, bytes]]:
+    """Yield the value in a row of `_SENT`."""
+    yield row.receiver, bytes(row.value)
+
+
+def _receive(
+    receive: Callable[[tuple[int, Iterable[V]]], B], received: tuple[int, Iterable[bytes]]
+) -> tuple[list[_End], B]:
+    """Return the ends among the values of a receiver, and what `receive` returns for the others."""
+    number, stored = received
+    ends: list[_End] = []
+
+    def values() -> Iterator[V]:
+        for value in map(pickle.loads, stored):
+            if isinstance(value, _End):
+                ends.append(value)
+            else:
+                yield value
+
+    arriving = values()
+    answer = receive((number, arriving))
+    deque(arriving, maxlen=0)  # a receiver that has failed may have left some
+    return ends, answer
 
 
 def _no_rows(_numbers: Batches) -> Batches:

@@ -5,16 +5,18 @@ Invariant: importing this module does not import PySpark, because tasks and opti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import pyarrow as pa
 
 from ingestd.schema import Column
 
 A = TypeVar("A")
+B = TypeVar("B")
 R = TypeVar("R")
+V = TypeVar("V")
 W = TypeVar("W")
 
 Batches = Iterator[pa.RecordBatch]
@@ -37,3 +39,16 @@ class Query:
     columns: tuple[Column, ...]
     where: str = ""
     select: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange(Generic[A, V, B]):
+    """Moves the result of a query to other tasks.
+
+    `send` yields values for the rows that are the result for an item, each with the number of its receiver, from 0.
+    `receive` is applied to the number of each of the `receivers`, and the values sent to it.
+    """
+
+    send: Callable[[A, Batches], Iterable[tuple[int, V]]]
+    receive: Callable[[tuple[int, Iterable[V]]], B]
+    receivers: int

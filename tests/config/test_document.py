@@ -236,7 +236,6 @@ def test_document_when_empty_then_error_names_the_required_sections() -> None:
         ({"partition": {"dt": []}}, "mappings[0].partition.dt"),
         ({"partition": {"dt": "days(ts)"}}, "mappings[0].partition.dt: must be a value or a call of year, month"),
         ({"distribution": "round_robin"}, "mappings[0].distribution: must be 'auto', 'none' or 'hash'"),
-        ({"distribution": "hash", "where": "id > 1"}, "mappings[0].distribution: cannot be hash with where"),
         ({"control_database": "other"}, "mappings[0].control_database: unknown key"),
         ({"commit": {"rows": None}}, "mappings[0].commit.rows: has no value"),
     ],

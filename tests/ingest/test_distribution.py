@@ -29,6 +29,10 @@ PARTITIONS = 70
 RECORDS = 120_000
 COMMIT = {"rows": RECORDS // 2, "bytes": "1GiB", "interval": "10m"}
 REJECTED = 70_001
+# A record of the first transaction from which a query computes a row that the table cannot store.
+UNFIT = 30_001
+_COMPUTED = "SELECT -id AS id, p FROM records WHERE id % 3 > 0"
+_UNFIT = f"SELECT id, IF(id = {UNFIT}, 'long', 't') AS t, p FROM records"
 
 
 class _Tables:
@@ -43,19 +47,26 @@ class _Tables:
         self.auto = self._table("auto", "")
         self.bucketed = self._table("bucketed", "CLUSTERED BY (id) INTO 3 BUCKETS")
         self.stopped = self._table("stopped", "")
-        self.killed = self._table("killed", "")
+        self.killed = [self._table("killed", ""), self._table("killed_sql", "")]
+        self.computed = self._table("computed", "")
+        self.unfit = self._table("unfit", "", "id bigint, t varchar(3)")
         mappings = [
             self.mapping(self.none, distribution="none"),
             self.mapping(self.auto),
             self.mapping(self.bucketed, distribution="hash"),
             self.mapping(self.stopped, distribution="hash", on_error="stop"),
         ]
+        with_sql = [
+            self.mapping(self.computed, where="id % 11 > 0", transform={"select": _COMPUTED}),
+            self.mapping(self.unfit, distribution="hash", transform={"select": _UNFIT}),
+        ]
         self.daemon: DaemonThread = stack.drain(stack.config(*mappings), expect=65)
+        self.sql_daemon: DaemonThread = stack.drain(stack.config(*with_sql), expect=65)
 
-    def _table(self, case: str, clustered: str) -> str:
+    def _table(self, case: str, clustered: str, columns: str = "id bigint") -> str:
         name = f"{self.stack.name}_{case}"
         self.stack.sql(
-            f"CREATE TABLE {name} (id bigint) PARTITIONED BY (p int) {clustered} STORED AS ORC"
+            f"CREATE TABLE {name} ({columns}) PARTITIONED BY (p int) {clustered} STORED AS ORC"
             " TBLPROPERTIES ('transactional'='true', 'no_auto_compaction'='true')"
         )
         return name
@@ -96,6 +107,8 @@ def test_distribution_when_a_transaction_has_many_partitions_then_each_has_one_f
         skipped = [event for event in tables.daemon.events("rejects_skipped") if event["mapping"] == table[-40:]]
         assert [event["rejects"] for event in skipped] == [1]
     assert set(tables.files(tables.none).values()) == {2}
+    shown = tables.stack.sql(f"SELECT count(*), sum(id), count(DISTINCT p) FROM {tables.auto}")
+    assert shown == [(RECORDS - 1, sum(range(RECORDS)) - REJECTED, PARTITIONS)]
     files = tables.files(tables.auto)
     assert len(files) == 2 * PARTITIONS
     # The large partition has several writers if the first stage ends before the second begins.
@@ -118,20 +131,49 @@ def test_distribution_when_a_record_stops_the_mapping_then_no_row_of_its_transac
     assert len(tables.ids(tables.stopped)) == RECORDS // 2
 
 
+def test_distribution_when_sql_computes_the_rows_then_each_partition_has_one_file_by_default(tables: _Tables) -> None:
+    ids = [-n for n in range(RECORDS) if n != REJECTED and n % 3 and n % 11]
+    assert tables.ids(tables.computed) == sorted(ids)
+    files = tables.files(tables.computed)
+    partitions = {n // 4 % PARTITIONS if n % 4 < 2 else 0 for n in map(abs, ids)}
+    assert {partition for _, partition in files} == {f"p={p}" for p in partitions}
+    assert len(files) == 2 * len(partitions)
+    assert {partition for (_, partition), count in files.items() if count > 1} <= {"p=0"}
+    commits = [event for event in tables.sql_daemon.events("committed") if event["mapping"] == tables.computed[-40:]]
+    # `decoded` is the number of rows before the SQL.
+    sums = [sum(event.get(key, 0) for event in commits) for key in ("records", "decoded", "rejects", "rows")]
+    assert sums == [RECORDS, RECORDS - 1, 1, len(ids)]
+    shown = tables.stack.sql(f"SELECT count(*), min(id), max(id), count(DISTINCT p) FROM {tables.computed}")
+    assert shown == [(len(ids), min(ids), max(ids), len(partitions))]
+
+
+def test_distribution_when_sql_computes_a_row_that_does_not_fit_then_the_error_names_its_record(
+    tables: _Tables,
+) -> None:
+    [failed] = tables.sql_daemon.events("failed")
+    assert (failed["mapping"], failed["reason"]) == (tables.unfit[-40:], "RecordError")
+    assert "a text of 4 characters is longer than varchar(3)" in failed["error"]
+    assert f"{tables.stack.name}[{UNFIT % 2}] offset {UNFIT // 2}" in failed["error"]
+    assert tables.ids(tables.unfit) == []
+
+
 def test_rows_when_fewer_are_written_than_decoded_then_the_transaction_is_aborted() -> None:
     file = StagingFile(("a",), 0, 0, "file:///f", 3, 100)
     results = [StageResult(decoded=4), StageResult(files=(file,)), StageResult(decoded=2), StageResult(files=(file,))]
     require_all(results)
     require_all([*results[:3], StorageUnavailable("the disk is full")])
     for wrong in (results[:3], results[1:]):
-        with pytest.raises(TransactionAborted, match=r"decoded \d rows, but written \d"):
+        with pytest.raises(TransactionAborted, match=r"sent \d rows, but written \d"):
             require_all(wrong)
 
 
 @pytest.mark.soak
-def test_distribution_when_killed_after_the_stage_then_every_id_is_stored_once(tables: _Tables) -> None:
-    stack, table = tables.stack, tables.killed
-    config = stack.config(tables.mapping(table, distribution="hash"))
+@pytest.mark.parametrize("sql", [{}, {"transform": {"select": "SELECT id, p FROM records"}}], ids=["plain", "sql"])
+def test_distribution_when_killed_after_the_stage_then_every_id_is_stored_once(
+    tables: _Tables, sql: dict[str, Any]
+) -> None:
+    stack, table = tables.stack, tables.killed[len(sql)]
+    config = stack.config(tables.mapping(table, distribution="hash", **sql))
     killed = stack.start_process(config, "--until-caught-up", INGESTD_TESTING="1", INGESTD_FAILPOINT="placed@2=kill")
     assert killed.wait() == -9, killed.text()
     assert tables.ids(table) == []

@@ -18,7 +18,7 @@ from ingestd.ingest.letters.writer import LetterTargets
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.rows.partitioning import Partitioning
 from ingestd.ingest.rows.transform import Decoding
-from ingestd.ingest.stage.exchange import Sent, receive
+from ingestd.ingest.stage.exchange import Sent, receive, send_result
 from ingestd.ingest.stage.task import Access, RecordRules, StagedTable, StageResult, StageTask
 from ingestd.ingest.table.evolution import ColumnsNeeded
 from ingestd.schema import Column, HiveType
@@ -78,3 +78,21 @@ def test_receive_when_tasks_have_failed_then_all_errors_are_returned_and_no_file
     values: list[Sent] = [_rows(0, "a"), errors[0], _rows(2, "a"), StageResult(decoded=2), errors[1]]
     assert receive(_access(), _task(tmp_path), (0, iter(values))) == errors
     assert list(tmp_path.rglob("*")) == []
+
+
+def test_result_when_its_batches_are_small_then_they_are_sent_together(tmp_path: Path) -> None:
+    batches = [pa.record_batch({"id": pa.array([n], pa.int64()), "p": [["a", "b"][n % 2]]}) for n in range(40)]
+    *rows, (_, end) = send_result(_task(tmp_path), iter(batches))
+    assert end == StageResult(decoded=40)
+    sent = [(number, pa.ipc.open_stream(value).read_all()) for number, value in rows if isinstance(value, bytes)]
+    assert len({number for number, _ in sent}) == len(sent) == len(rows)
+    for _, table in sent:
+        # Each writer receives the rows in their order.
+        assert table.column("id").to_pylist() == sorted(table.column("id").to_pylist())
+    assert sorted(n for _, table in sent for n in table.column("id").to_pylist()) == list(range(40))
+
+
+def test_result_when_the_table_cannot_store_a_row_then_every_writer_receives_the_error(tmp_path: Path) -> None:
+    batches = [pa.record_batch({"id": pa.array([n], pa.int64()), "p": ["a" * n]}) for n in (1, 300, 2)]
+    sent = list(send_result(_task(tmp_path), iter(batches)))
+    assert [(number, type(value)) for number, value in sent] == [(0, RecordError), (1, RecordError)]

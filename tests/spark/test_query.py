@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -21,11 +22,12 @@ from pyspark import SparkContext, TaskContext
 from ingestd.clock import now
 from ingestd.errors import ConfigError
 from ingestd.formats.row_batches import arrow_of
+from ingestd.ingest.stage.exchange import packed
 from ingestd.schema import Column, HiveType
 from ingestd.spark.engine import Engine, EngineLimits, JobGroup
 from ingestd.spark.errors import JobFailed, QueryFailed, WorkerLost
 from ingestd.spark.queries import require_version
-from ingestd.spark.query import Batches, Query
+from ingestd.spark.query import Batches, Exchange, Query
 from ingestd.spark.session import Session
 from tests.support.daemon import shared_engine
 from tests.support.patience import LIMIT
@@ -179,8 +181,11 @@ def test_query_when_timestamps_have_nanoseconds_then_they_are_cut_off(engine: En
 
 def test_query_when_an_expression_fails_then_the_error_has_sparks_message(engine: Engine) -> None:
     query = Query(COLUMNS, select="select cast(name as int) n from records")
-    with pytest.raises(QueryFailed, match=r"\[CAST_INVALID_INPUT\] The value 'n0' .* cannot be cast to \"INT\""):
+    message = r"\[CAST_INVALID_INPUT\] The value 'n0' .* cannot be cast to \"INT\""
+    with pytest.raises(QueryFailed, match=message):
         engine.query(JobGroup("query"), query, partial(_rows, 5), _list, [1])
+    with pytest.raises(QueryFailed, match=message):
+        engine.exchange_result(JobGroup("query"), query, partial(_rows, 5), Exchange(_send_texts, _received, 2), [1])
 
 
 def test_query_when_a_value_needs_more_memory_than_the_driver_has_then_only_its_job_fails(engine: Engine) -> None:
@@ -247,6 +252,63 @@ def test_query_when_rows_are_large_then_batches_have_few_rows(engine: Engine) ->
     assert largest < 16 << 20
 
 
+def _reset_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets VmHWM
+
+
+def _peak() -> int:
+    """Return the largest memory that this process has used since the reset, in MiB."""
+    [peak] = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
+    return int(peak) >> 10
+
+
+def _texts(mebibytes: int, report: Callable[[int], None]) -> Batches:
+    _reset_peak()
+    for _ in range(mebibytes):
+        yield pa.RecordBatch.from_pydict({"text": ["x" * 1024] * 1024})
+    report(_peak())
+
+
+def _written(_item: int, batches: Batches) -> tuple[int, int]:
+    _reset_peak()
+    return sum(batch.num_rows for batch in batches), _peak()
+
+
+def _send_texts(_item: int, batches: Batches) -> Iterator[tuple[int, tuple[int, bytes | int]]]:
+    _reset_peak()
+    for batch in batches:
+        yield 0, (batch.num_rows, packed(batch))
+    yield 0, (0, _peak())
+
+
+def _received(received: tuple[int, Iterable[tuple[int, bytes | int]]]) -> tuple[int, list[int]]:
+    _reset_peak()
+    rows, peaks = 0, []
+    for count, value in received[1]:
+        rows += count
+        if isinstance(value, int):
+            peaks.append(value)
+    return rows, [*peaks, _peak()]
+
+
+def test_query_when_its_rows_are_larger_than_the_heap_then_no_process_needs_more_memory_than_for_a_quarter(
+    engine: Engine,
+) -> None:
+    # The heap of the JVM has 512 MiB.
+    query = Query((Column("text", HiveType.parse("string")),), select="SELECT upper(text) AS text FROM records")
+    peaks = []
+    for mebibytes in (144, 576):
+        [(read, (rows, write))] = engine.query(JobGroup("query"), query, _texts, _written, [mebibytes])
+        moved = Exchange(_send_texts, _received, 1)
+        [reader], [(arrived, others)] = engine.exchange_result(JobGroup("query"), query, _texts, moved, [mebibytes])
+        assert rows == arrived == mebibytes << 10
+        assert read is not None
+        assert reader is not None
+        peaks.append((read, write, reader, *others))
+    few, many = peaks
+    assert [more - less < 100 for less, more in zip(few, many, strict=True)] == [True] * 5, peaks
+
+
 def _wait_for_end(started: str, _report: Callable[[None], None]) -> Batches:
     yield pa.RecordBatch.from_pydict({"text": ["x"]})
     Path(started).touch()
@@ -281,6 +343,19 @@ def _write_at_second(item: int, batches: Batches) -> tuple[int, int]:
     return rows, _attempt()
 
 
+def _send_at_second(item: int, batches: Batches) -> Iterator[tuple[int, tuple[int, int, int]]]:
+    rows = sum(batch.num_rows for batch in batches)
+    if item == 3:
+        yield item, (0, 0, 0)  # Spark drops what an attempt has sent that does not end
+        if _attempt() == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+    yield item, (item, rows, _attempt())
+
+
+def _sorted(received: tuple[int, Iterable[tuple[int, int, int]]]) -> list[tuple[int, int, int]]:
+    return sorted(received[1])
+
+
 def _attempt() -> int:
     context = TaskContext.get()
     assert context is not None
@@ -288,7 +363,9 @@ def _attempt() -> int:
 
 
 def run_in_own_session() -> None:
-    """Run a query whose tasks are killed once, with a session that retries them, and print the results.
+    """Run two queries whose tasks are killed once, with a session that retries them, and print the results.
+
+    The second one moves its result to other tasks.
 
     Then stop a thread of Spark without which no job ends, cancel a job, and print its error.
     """
@@ -297,6 +374,9 @@ def run_in_own_session() -> None:
     try:
         done = engine.query(group, Query(COLUMNS), partial(_end_at_first, 10), _write_at_second, [1, 2, 3])
         sys.stdout.write(f"{json.dumps(done)}\n")
+        moved = Exchange(_send_at_second, _sorted, 2)
+        moved_done = engine.exchange_result(group, Query(COLUMNS), partial(_end_at_first, 10), moved, [1, 2, 3])
+        sys.stdout.write(f"{json.dumps(moved_done)}\n")
         spark: Any = SparkContext.getOrCreate()._jsc.sc()
         spark.dagScheduler().eventProcessLoop().stop()
         with ThreadPoolExecutor(1) as threads:
@@ -313,8 +393,10 @@ def test_session_when_it_retries_tasks_then_the_last_attempt_counts_and_when_a_j
 ):
     code = "from tests.spark.test_query import run_in_own_session; run_in_own_session()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=LIMIT)
-    retried, error = done.stdout.splitlines()[-2:]
+    retried, moved, error = done.stdout.splitlines()[-3:]
     assert json.loads(retried) == [["read 1", [10, 0]], ["read 2", [10, 1]], ["read 3", [10, 1]]]
+    reports = ["read 1", "read 2", "read 3"]
+    assert json.loads(moved) == [reports, [[[2, 10, 1]], [[0, 0, 0], [1, 10, 0], [3, 10, 1]]]]
     assert "a job has not ended 1 s after it was cancelled" in error
 
 

@@ -1,6 +1,8 @@
 """The two tasks of a stage whose rows are distributed: one decodes and sends rows, the other receives and writes them.
 
-Invariant: each decoded row is sent to exactly one writer, and each dead letter and each count is part of one result.
+With a query (`where`, `transform`), the first task evaluates it before it sends the rows.
+
+Invariant: each row is sent to exactly one writer, and each dead letter and each count is part of one result.
 The writer depends only on the row and its task, so a task that Spark repeats, for example after the loss of an
 executor, sends the same. `require_all` finds out if it does not, because Kafka has compacted the topic meanwhile.
 """
@@ -21,6 +23,7 @@ from ingestd.ingest.stage.task import (
     StageTask,
     attempt_name,
     read_rows,
+    rows_of_result,
     without_cycle_search,
 )
 from ingestd.spark.shared import Reference
@@ -28,22 +31,63 @@ from ingestd.spark.shared import Reference
 Sent = bytes | StageResult | IngestdError
 """Rows in Arrow's stream format, the result of a task that sends rows, or its error."""
 
+# The batches of a query's result are small. Each writer receives as few batches of this size, in bytes, as possible.
+_BATCH_BYTES = 16 << 20
+
 
 def send(access: Reference[Access], task: StageTask) -> Iterator[tuple[int, Sent]]:
     """Decode the ranges of one task, and yield its rows and its result with the numbers of their writers.
 
     Every writer receives an error, because none may finish its files.
     """
-    assert task.writers is not None
-    table = task.table
     reports: list[StageResult | IngestdError] = []
     for batch in read_rows(access, task, reports.append):
-        for number, rows in distribute(batch, table.shape, table.partitioning.static, task.writers, task.number):
-            yield number, packed(rows)
+        yield from _distributed(task, batch)
     [report] = reports
+    yield from _reported(task, report)
+
+
+def send_result(task: StageTask, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, Sent]]:
+    """Yield the rows that a query has computed from those of one task, as `send` does.
+
+    The result contains only their number, as `decoded`, because the task that reads the records reports the others.
+    """
+    count = 0
+    with without_cycle_search():
+        try:
+            for batch in _gathered(rows_of_result(task, batch) for batch in batches):
+                count += batch.num_rows
+                yield from _distributed(task, batch)
+        except IngestdError as error:
+            yield from _reported(task, error)
+        else:
+            yield from _reported(task, StageResult(decoded=count))
+
+
+def _distributed(task: StageTask, batch: pa.RecordBatch) -> Iterator[tuple[int, Sent]]:
+    assert task.writers is not None
+    table = task.table
+    for number, rows in distribute(batch, table.shape, table.partitioning.static, task.writers, task.number):
+        yield number, packed(rows)
+
+
+def _reported(task: StageTask, report: StageResult | IngestdError) -> Iterator[tuple[int, Sent]]:
+    assert task.writers is not None
     everyone = range(task.writers.count)
     for number in everyone if isinstance(report, IngestdError) else [task.number % len(everyone)]:
         yield number, report
+
+
+def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Merge consecutive batches of one schema."""
+    waiting: list[pa.RecordBatch] = []
+    for batch in batches:
+        waiting.append(batch)
+        if sum(other.nbytes for other in waiting) >= _BATCH_BYTES:
+            yield from pa.Table.from_batches(waiting).combine_chunks().to_batches()
+            waiting.clear()
+    if waiting:
+        yield from pa.Table.from_batches(waiting).combine_chunks().to_batches()
 
 
 def receive(
@@ -72,7 +116,7 @@ def receive(
 
 
 def require_all(answers: Sequence[StageResult | IngestdError]) -> None:
-    """Raise TransactionAborted unless the files contain as many rows as were decoded, or a task has failed.
+    """Raise TransactionAborted unless the files contain as many rows as were sent, or a task has failed.
 
     A task that Spark repeats finds fewer records if Kafka has compacted the topic since its first attempt. Then the
     files contain rows of both attempts.
@@ -80,13 +124,13 @@ def require_all(answers: Sequence[StageResult | IngestdError]) -> None:
     results = [answer for answer in answers if isinstance(answer, StageResult)]
     if len(results) < len(answers):
         return
-    decoded, written = (
+    sent, written = (
         sum(result.decoded for result in results),
         sum(file.rows for result in results for file in result.files),
     )
-    if decoded != written:
+    if sent != written:
         raise TransactionAborted(
-            f"the tasks have decoded {decoded:,} rows, but written {written:,}",
+            f"the tasks have sent {sent:,} rows, but written {written:,}",
             hint="no data is lost: the transaction is repeated",
         )
 

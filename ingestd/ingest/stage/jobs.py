@@ -1,7 +1,8 @@
 """Runs the stages of one mapping as Spark jobs, and decides which tasks write the rows (`distribution`).
 
-Without distribution, each task writes the rows that it has decoded, so the number of files is up to that of partitions
-and buckets, times that of tasks. With it, a Spark shuffle brings the rows of one partition and bucket to one task.
+Without distribution, each task writes the rows that it has decoded, or that a query (`where`, `transform`) has computed
+from them, so the number of files is up to that of partitions and buckets, times that of tasks. With it, a Spark shuffle
+brings the rows of one partition and bucket to one task.
 
 Invariant: no task contains the mapping's `Access`. Spark has it from the first stage until `release`. If rows are
 distributed, those of a bucket of a bucketed table have one writer; other partitions that are large are spread.
@@ -21,7 +22,7 @@ from ingestd.acid.writer_pool import Partition, StagingFile
 from ingestd.errors import IngestdError, RecordError
 from ingestd.formats.registry import Registry
 from ingestd.ingest.options import MappingOptions
-from ingestd.ingest.stage.exchange import receive, require_all, send
+from ingestd.ingest.stage.exchange import Sent, receive, require_all, send, send_result
 from ingestd.ingest.stage.task import (
     Access,
     RowsScattered,
@@ -37,7 +38,7 @@ from ingestd.kafka.ranges import split
 from ingestd.schema import Column
 from ingestd.spark.engine import Engine, JobGroup
 from ingestd.spark.errors import QueryFailed
-from ingestd.spark.query import Query
+from ingestd.spark.query import Exchange, Query
 from ingestd.storage.storages import Storages
 
 E = TypeVar("E", QueryFailed, RecordError)
@@ -81,13 +82,10 @@ class StageJobs:
 
         If a query fails for a record, or its result cannot be stored, the error names the first such record, and is the
         only one. If the choice of distribution is automatic, a stage that would write too many files without it is
-        repeated with it. The result of a query (`where`, `transform`) is not distributed.
+        repeated with it.
 
         Raises the errors of `Engine.query`, and those of `require_all`.
         """
-        query = tasks[0].rules.decoding.query
-        if query is not None:
-            return self._run_query(query, tasks)
         if len(tasks) == 1:
             return self._run(tasks)
         if not self._is_distributed:
@@ -99,7 +97,10 @@ class StageJobs:
         return self._distribute(tasks)
 
     def _run(self, tasks: Sequence[StageTask]) -> Answers:
-        """Run one stage in which each task writes the rows that it has decoded."""
+        """Run one stage without distribution."""
+        query = tasks[0].rules.decoding.query
+        if query is not None:
+            return self._run_query(query, tasks)
         return self._engine.run(self._group, partial(stage_ranges, self._access.reference()), tasks)
 
     def _distribute(self, tasks: Sequence[StageTask]) -> Answers:
@@ -110,12 +111,36 @@ class StageJobs:
         writers = Writers(count, frozenset() if is_bucketed else self._spread)
         tasks = [replace(task, writers=writers) for task in tasks]
         access = self._access.reference()
-        sender, receiver = partial(send, access), partial(receive, access, tasks[0])
-        answers = list(chain.from_iterable(self._engine.exchange(self._group, sender, receiver, tasks, count)))
-        require_all(answers)
+        receiver, query = partial(receive, access, tasks[0]), tasks[0].rules.decoding.query
+        if query is None:
+            received = self._engine.exchange(self._group, partial(send, access), receiver, tasks, count)
+            answers = list(chain.from_iterable(received))
+            require_all(answers)
+        else:
+            answers = self._distribute_result(query, Exchange(send_result, receiver, count), tasks)
         files = [file for answer in answers if isinstance(answer, StageResult) for file in answer.files]
         self._learn(files, count, is_bucketed=is_bucketed)
         return answers
+
+    def _distribute_result(
+        self, query: Query, moved: Exchange[StageTask, Sent, Answers], tasks: Sequence[StageTask]
+    ) -> Answers:
+        """Run one stage that distributes the result of a query."""
+        read = partial(read_rows, self._access.reference())
+        try:
+            reports, received = self._engine.exchange_result(self._group, query, read, moved, tasks)
+        except QueryFailed as error:
+            raise self._with_record(error, query, tasks) from error
+        answers = list(chain.from_iterable(received))
+        for answer in answers:
+            if isinstance(answer, RecordError):  # a row of the result; `reports` has those of the records
+                return [self._with_record(answer, query, tasks)]
+        require_all(answers)
+        if errors := [answer for answer in (*answers, *reports) if isinstance(answer, IngestdError)]:
+            return list(errors)
+        # `decoded` of a sender is the number of the rows of the result, and that of a report the one before the query.
+        written = [replace(answer, decoded=0) for answer in answers if isinstance(answer, StageResult)]
+        return [*(report for report in reports if report is not None), *written]
 
     def _learn(self, files: Sequence[StagingFile], writers: int, *, is_bucketed: bool) -> None:
         """Choose the distribution of the next stage from the files of this one.

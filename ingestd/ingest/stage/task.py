@@ -181,7 +181,7 @@ def _stage(access: Access, task: StageTask) -> StageResult:
 def read_rows(
     access: Reference[Access], task: StageTask, report: Callable[[StageResult | IngestdError], None]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the decoded rows of one task for its query; report everything but files, or the error that ended it."""
+    """Yield the decoded rows of one task; report everything but files, or the error that ended it."""
     with without_cycle_search():
         try:
             source = _Source(access.value, task, attempt_name(task))
@@ -209,7 +209,7 @@ def write_rows(
             output = Output(access.value, task, attempt_name(task))
             try:
                 for batch in batches:
-                    output.write([_table_rows(task, batch)])
+                    output.write([rows_of_result(task, batch)])
                 return output.finish()
             except BaseException:
                 output.abort()
@@ -222,13 +222,14 @@ def check_rows(task: StageTask, batches: Iterator[pa.RecordBatch]) -> RecordErro
     """Return the error of the first row of the result of a query that the table cannot store; None if there is none."""
     try:
         for batch in batches:
-            _table_rows(task, batch)
+            rows_of_result(task, batch)
     except RecordError as error:
         return error
     return None
 
 
-def _table_rows(task: StageTask, batch: pa.RecordBatch) -> pa.RecordBatch:
+def rows_of_result(task: StageTask, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the result of a query as rows of the table. Raises RecordError for a row that it cannot store."""
     return table_rows(batch, task.table.shape, task.table.partitioning, task.rules.decoding.refused)
 
 
