@@ -1,6 +1,6 @@
 """Lenient JSON records: each value becomes what Hive 4.0.1's JsonSerDe makes of it.
 
-`tests/ingest/test_json_lenient.py` compares them with Hive itself.
+`tests/ingest/records/test_json_lenient.py` compares them with Hive itself.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import yaml
 
 from tests.support.stack import Stack
 
-PAGE = Path(__file__).parents[2] / "docs" / "limits.md"
+PAGE = Path(__file__).parents[3] / "docs" / "limits.md"
 
 
 def test_view_when_rows_have_been_updated_and_deleted_then_shows_only_the_latest(stack: Stack) -> None:
