@@ -2,7 +2,8 @@
 
 Invariant: there is at most one survey of a watch at a time, and nobody else uses the watch's state meanwhile. The
 caller waits a second for a survey, and not at all while those of the watch are slower. So a table whose storage does
-not answer delays the others by a second, once.
+not answer delays the others by a second, once. Only a few surveys are in progress at a time, because each uses
+connections to the metastore and to the storage; those that take so long that they are reported do not count.
 
 Requests to HDFS and S3 have time limits. A local file system has none: on a mount whose server is gone, a listing never
 ends.
@@ -21,6 +22,7 @@ from ingestd.errors import StorageUnavailable
 
 Crowded = dict[str, PartitionFiles]
 _WAIT_SECONDS = 1.0
+_AT_ONCE = 4
 
 
 class Surveys:
@@ -33,12 +35,16 @@ class Surveys:
         self._slow: set[TableWatch] = set()
 
     def result(self, watch: TableWatch) -> Crowded | None:
-        """Return the result of the survey in progress, or of a new one; None if it has not ended.
+        """Return the result of the survey in progress, or of a new one; None if it has not ended or cannot begin yet.
 
         The next call for the watch returns the result of a survey that has ended meanwhile. Raises the errors of
         `find`, and StorageUnavailable if the survey takes too long.
         """
-        survey = self._running.pop(watch, None) or _Survey(lambda: self._find(watch), self._report_seconds)
+        survey = self._running.pop(watch, None)
+        if survey is None:
+            if sum(not other.limit.passed for other in self._running.values()) >= _AT_ONCE:
+                return None
+            survey = _Survey(lambda: self._find(watch), self._report_seconds)
         if not survey.has_ended_within(0.0 if watch in self._slow else _WAIT_SECONDS):
             self._running[watch] = survey
             self._slow.add(watch)
