@@ -129,10 +129,10 @@ class Running:
     def _statement(self) -> tuple[ReplDump | ReplLoad | None, IngestdError | None]:
         """Return what the policy runs, or why it cannot run here.
 
-        Without an answer, the metastore is asked until the execution has timed out.
+        Without an answer, the metastore is asked again, but not until the execution times out: nobody reports it yet.
         """
         name, user = self.execution.name, self.resources.cluster.metastore.user
-        limit = min(self.resources.retry_seconds, self.timeout_seconds)
+        limit = min(self.resources.retry_seconds, self.timeout_seconds / 2)
         try:
             policy = retry.retry(self._policy, limit_seconds=limit, stop=self.stop, on_wait=self._on_wait)
         except IngestdError as error:

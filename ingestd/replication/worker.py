@@ -140,7 +140,7 @@ class PolicyWorker:
                     claimed = ()
                     timeout = self._schedules.timeout_seconds()
                     while len(self.active) < self._options.workers and not self._stop.is_set():
-                        claimed = [status.policy for status in self.statuses] or self._policies.all()
+                        claimed = self._policies.all()
                         execution = self._schedules.claim()
                         claimed = ()
                         if execution is None:

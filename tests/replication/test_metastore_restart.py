@@ -38,7 +38,10 @@ class _Restartable(Replica):
         self.source, self.target = (self._side(name, folder / name, ends) for name in ("source", "target"))
 
     def _side(self, name: str, folder: Path, ends: ExitStack) -> Side:
-        self.processes[name] = ends.enter_context(metastore(Home(folder, release=with_events()), name, {}))
+        # A restart may take longer than the time-out of the sandbox, and nobody continues an execution at once. If the
+        # answer to a claim is lost, the policy waits for the time-out.
+        patient = {"metastore.scheduled.queries.execution.timeout": "60s"}
+        self.processes[name] = ends.enter_context(metastore(Home(folder, release=with_events()), name, patient))
         sandbox = Sandbox(SandboxOptions(folder))
         return ends.enter_context(closing(Side(name, self.processes[name].uri, Layout(folder).warehouse, sandbox)))
 
