@@ -17,7 +17,7 @@ Work = Callable[[], float | None]
 
 
 # How many threads there are if some of them hang.
-_MOST_THREADS = 64
+_MOST_THREADS = 16
 
 
 class Agenda:

@@ -34,7 +34,7 @@ def run_all(calls: Iterable[Callable[[], T]], threads: int) -> list[T]:
     pending = deque(zip(futures, waiting, strict=True))
     workers: list[threading.Thread] = []
     try:
-        for _ in range(min(threads, len(waiting))):
+        for _ in range(max(1, min(threads, len(waiting)))):
             worker = threading.Thread(target=_work, args=(pending,), name="storage", daemon=True)
             worker.start()
             workers.append(worker)

@@ -76,9 +76,10 @@ def test_agenda_when_work_is_planned_again_then_runs_in_order_of_time_and_never_
     assert begun.wait(LIMIT)
     agenda.plan(block, monotonic() - 1.0)  # the other thread is busy until all work is planned
     agenda.plan(slow, monotonic())
-    due = monotonic() + 0.5
+    at = monotonic()
+    due = at + 0.5
     agenda.plan(late, due)
-    agenda.plan(partial(order.append, "soon"), monotonic())
+    agenda.plan(partial(order.append, "soon"), at)
     planned.set()
     eventually("the other work", lambda: ran_at)
     assert order == ["begin", "soon", "late"]
