@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -292,7 +293,7 @@ class _Reader(yaml.SafeLoader):
             with open(name, "rb") as file:
                 content = file.read(_LARGEST_VALUE + 1)
             if len(content) <= _LARGEST_VALUE:
-                return content.decode().strip()
+                return StringIO(content.decode(), newline=None).read().strip()
             self._fault(f"{name} is longer than {_LARGEST_VALUE >> 20} MiB", node, path)
         except OSError as error:
             self._fault(f"{name} cannot be read: {error.strerror}", node, path)
