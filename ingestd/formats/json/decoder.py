@@ -1,6 +1,7 @@
 """Decodes JSON record values into Arrow batches.
 
-Invariant: the result depends on each record alone, never on how records are batched.
+Invariant: the result depends on each record alone, never on how records are batched. `envelope` describes numbers and
+texts that are dates, timestamps and decimals because of a schema in the record.
 
 | Column | Accepts | Rejects | Hive 4 JsonSerDe |
 |---|---|---|---|
@@ -24,8 +25,6 @@ A timestamp column rejects JSON numbers, more than 9 fractional digits, and digi
 has a timestamp outside the years 1678 to 2261, because all timestamps of a batch, even inside complex values, share one
 unit. The elements of an array, a map or a struct follow the rules of their own type in the table above. If an element
 does not fit, the record is a reject whose reason contains the path to the element, such as `tags[3].name`.
-
-The numbers and texts that are dates, timestamps and decimals because of a schema in the record are in `envelope`.
 """
 
 from __future__ import annotations
