@@ -4,10 +4,10 @@ For each shape of `bench.records`, batches of 20,000 records or 16 MB are decode
 twins of them. In `misfit`, 1 % of the records have a text as their id that is not a number. In `cut`, 1 % of them end
 early. In `spelled`, 1 % of them have the id twice, in two spellings. In `scattered`, every fifth record has one of
 several faults. In `surrogates`, all records have an unpaired surrogate in a field that is a column. In `others`, each
-also has a field that is not a column: an object with a name of its own. The flat and the
-nested shape are also decoded from Protobuf messages. The flat shape is also decoded from delimited text and CSV, with
-twins that contain line ends, and from change events with their schema, with a twin whose amount is a decimal in
-Base64. In the twin of `json_text`, the objects contain escape sequences. Each time is the best of several runs, so that
+also has a field that is not a column: an object with a name of its own. The flat and the nested shape are also decoded
+from Protobuf messages. The flat shape is also decoded from delimited text and CSV, with twins that contain line ends,
+and from change events with their schema, with a twin whose amount is a decimal in Base64. In the twin of `json_text`,
+the objects contain escape sequences. Each time is the best of several runs, so that
 other processes of the machine matter little.
 """
 

@@ -135,14 +135,7 @@ class Bench:
         """Drain the topic into an ACID table with `ingestd run --until-caught-up` and this Spark master."""
         name = self._table(self._shape.columns, database, self._shape.partition)
         config = self._config(name, self._shape.name, {}, database, master, self._mapping(name))
-        began = monotonic()
-        daemon = self._daemon(name, config, "--until-caught-up")
-        try:
-            with Usage(daemon.pid) as usage:
-                assert daemon.wait() == 0, (self._folder / f"{name}.log").read_text(encoding="utf-8")[-3000:]
-        finally:
-            stop(daemon)
-        seconds = monotonic() - began
+        seconds, usage = self._drained(name, config)
         assert self._sql(f"SELECT {_FINGERPRINT} FROM {database}.{name}") == [_fingerprint(self._count, self._shape)]
         commits = [c for c in self._commits(name) if c["rows"]]
         steps: dict[str, int] = {}
@@ -178,8 +171,7 @@ class Bench:
         create_topic(self._addresses.kafka, name, 1)
         rows = (f'{{"id": {n}, "part": {n % partitions}}}'.encode() for n in range(2 * _ROWS_OF_COMMIT))
         produce(self._addresses.kafka, name, rows, lambda _more: None)
-        daemon = self._daemon(name, self._config(name, name, {"rows": _ROWS_OF_COMMIT}, database), "--until-caught-up")
-        assert daemon.wait() == 0, (self._folder / f"{name}.log").read_text(encoding="utf-8")[-3000:]
+        self._drained(name, self._config(name, name, {"rows": _ROWS_OF_COMMIT}, database))
         found = [commit["ms"] for commit in self._commits(name) if commit["rows"]]
         print(f"steps of a commit with {partitions} partitions in {database}: {json.dumps(found)}", flush=True)
         first, second = (sum(ms[step] for step in _STEPS_OF_COMMIT) / 1000 for ms in found)
@@ -194,14 +186,7 @@ class Bench:
         # The size that a transaction assumes for records until one has measured it is 8 KiB.
         commit = {"rows": count, "bytes": count << 13, "interval": "10m", "partitions": partitions}
         config = self._config(name, topic, commit, mapping=keys)
-        began = monotonic()
-        daemon = self._daemon(name, config, "--until-caught-up")
-        try:
-            with Usage(daemon.pid) as usage:
-                assert daemon.wait() == 0, (self._folder / f"{name}.log").read_text(encoding="utf-8")[-3000:]
-        finally:
-            stop(daemon)
-        seconds = monotonic() - began
+        seconds, usage = self._drained(name, config)
         # HiveServer2 requests a lock for each partition that a query reads, and a metastore on Derby does not take
         # thousands of them at once.
         slices = [
@@ -290,6 +275,17 @@ class Bench:
         command = [sys.executable, "-m", "ingestd", "run", "--config", str(config), "--log-format", "json", *arguments]
         with (self._folder / f"{name}.log").open("wb") as log:
             return subprocess.Popen(command, stdout=log, stderr=log)
+
+    def _drained(self, name: str, config: Path) -> tuple[float, Usage]:
+        """Run a daemon until it has caught up; return the seconds of its process, and what the process has used."""
+        began = monotonic()
+        daemon = self._daemon(name, config, "--until-caught-up")
+        try:
+            with Usage(daemon.pid) as usage:
+                assert daemon.wait() == 0, (self._folder / f"{name}.log").read_text(encoding="utf-8")[-3000:]
+        finally:
+            stop(daemon)
+        return monotonic() - began, usage
 
     def _commits(self, name: str) -> list[dict[str, Any]]:
         lines = (self._folder / f"{name}.log").read_text(encoding="utf-8").splitlines()
