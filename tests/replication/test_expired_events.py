@@ -128,16 +128,7 @@ def test_dump_when_the_cleaner_has_removed_events_then_a_bootstrap_is_required_a
     last = _id(expiring.source.metastore)
     expiring.insert([(2, "b")])
     expiring.expire(last)
-    with pytest.raises(EventsExpired, match="the event log is incomplete"):
-        expiring.dump()
-    with pytest.raises(NonRecoverable, match="EventsExpired"):
-        expiring.load()
-    assert expiring.rows() == [(1, "a")]
-    expiring.resume()
-    for _ in range(2):
-        expiring.dump()
-        expiring.load()
-    assert expiring.rows() == [(1, "a"), (2, "b")]
+    _assert_is_repaired(expiring)
 
 
 @pytest.mark.parametrize("step", [pytest.param(ProcessStep.BEGUN, id="14-begun")])
@@ -148,6 +139,11 @@ def test_dump_when_killed_and_the_cleaner_removes_its_events_then_a_bootstrap_is
     expiring.insert([(2, "b")])
     assert expiring.kill_dump(step) == -signal.SIGKILL
     expiring.expire(last)
+    _assert_is_repaired(expiring)
+
+
+def _assert_is_repaired(expiring: _Expiring) -> None:
+    """Assert that a dump and a load require a bootstrap, and that it repairs the copy."""
     with pytest.raises(EventsExpired, match="the event log is incomplete"):
         expiring.dump()
     with pytest.raises(NonRecoverable, match="EventsExpired"):
