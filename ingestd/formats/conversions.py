@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingestd.formats.decoder import is_utf8
-from ingestd.formats.iso_dates import DATE, HOUR, MINUTE, SECOND
+from ingestd.formats.iso_dates import DATE, HOUR, MINUTE, SECOND, ZONE
 from ingestd.formats.row_batches import (
     FIRST_DAY,
     FIRST_NANO,
@@ -43,14 +43,13 @@ _MAX_DECIMAL_BYTES, _MAX_DIGITS = 64, 154  # of integers that become decimals
 _MAX_QUOTED = 40  # characters
 _FEW = 64  # texts are examined one by one if there are fewer
 MAX_SCALE = 76  # Arrow converts decimals of larger scales to wrong values
-_ZONE = f"(?:Z|(?P<sign>[+-])(?P<east>{HOUR})(?::?(?P<east_minute>{MINUTE}))?)?"
 # A date, or a date and a time with an optional zone, as in JSON.
 _TIMESTAMP = (
     f"^(?P<date>{DATE})(?:[ T](?P<hour>{HOUR})(?::(?P<minute>{MINUTE})(?::(?P<second>{SECOND})"
-    f"(?:\\.(?P<fraction>[0-9]{{1,9}}))?)?)?{_ZONE})?$"
+    f"(?:\\.(?P<fraction>[0-9]{{1,9}}))?)?)?(?:Z|(?P<sign>[+-])(?P<east>{HOUR})(?::?(?P<east_minute>{MINUTE}))?)?)?$"
 )
 # A date with an optional zone, which does not change the date.
-_DATE = f"^(?P<date>{DATE}){_ZONE}$"
+_DATE = f"^(?P<date>{DATE}){ZONE}?$"
 
 
 def to_text(hive: HiveType) -> Convert:
