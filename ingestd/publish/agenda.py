@@ -15,8 +15,7 @@ from ingestd.clock import monotonic
 # Does some work, and returns the monotonic time at which there is more; None if there is none.
 Work = Callable[[], float | None]
 
-
-# How many threads there are if some of them hang.
+# The largest number of threads, if some of them hang.
 _MOST_THREADS = 16
 
 
