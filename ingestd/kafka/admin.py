@@ -18,7 +18,7 @@ from confluent_kafka import OFFSET_INVALID, Consumer, IsolationLevel, KafkaError
 from confluent_kafka import TopicPartition as _TopicPartition
 from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, OffsetSpec
 
-from ingestd.clock import Deadline
+from ingestd.clock import Deadline, pause
 from ingestd.errors import BrokerUnavailable, IngestdError, TopicMissing
 from ingestd.kafka.connections import ConnectionLog
 from ingestd.kafka.ranges import EpochOffset, Offsets, TopicIdentity, TopicPartition
@@ -39,6 +39,12 @@ REQUEST_SECONDS = 15.0
 _POLL_SECONDS = 0.005
 # How long a request may continue after `interrupt`.
 _INTERRUPT_SECONDS = 0.1
+# What brokers answer while they create the topic of the offsets, or another broker becomes the coordinator of a group.
+_MOVING = {
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+}
 # How long the first attempt to describe topics waits for an answer.
 QUICK_SECONDS = 3.0
 
@@ -375,21 +381,36 @@ class OffsetMirror:
         Raises InvalidTopic without permission to read the group, LoginFailed and BrokerUnavailable.
         """
         asked = [_TopicPartition(*p) for p in partitions]
+        limit = Deadline.after(self._timeout)
+        while True:
+            answers, error = self._ask(asked, limit.left)
+            if error is None:
+                return {TopicPartition(p.topic, p.partition): p.offset for p in answers if p.offset >= 0}
+            if error.code() not in _MOVING or limit.passed:
+                raise translate_error(error, self._where, "DESCRIBE")
+            pause(_POLL_SECONDS)
+
+    def _ask(
+        self, partitions: list[_TopicPartition], seconds: float
+    ) -> tuple[list[_TopicPartition], KafkaError | None]:
+        """Request the committed offsets; return them, and the first error of the answer."""
         try:
-            answers = self._consumer.committed(asked, timeout=self._timeout)
+            answers = self._consumer.committed(partitions, timeout=seconds)
         except KafkaException as error:
             # librdkafka retries when it may not look up the coordinator. It reports the reason to `poll` only.
             event = self._consumer.poll(0)
-            cause = event.error() if event is not None else None
-            raise translate_error(cause or error, self._where, "DESCRIBE") from error
-        failed = next((p.error for p in answers if p.error is not None), None)
-        if failed is not None:
-            raise translate_error(failed, self._where, "DESCRIBE")
-        return {TopicPartition(p.topic, p.partition): p.offset for p in answers if p.offset >= 0}
+            return [], (event.error() if event is not None else None) or error.args[0]
+        return answers, next((p.error for p in answers if p.error is not None), None)
 
     def close(self) -> None:
-        """Close the consumer unless a commit is pending, because closing would then block until the broker answers."""
-        if not self._is_pending:
+        """Close the consumer. Returns at once, also while a commit is pending.
+
+        The consumer is then closed by a thread of its own, because closing blocks until the broker answers the commit.
+        So does the destruction of a consumer that was not closed, which blocks any thread in which Python collects it.
+        """
+        if self._is_pending:
+            threading.Thread(target=self._consumer.close, name="offset-mirror-close", daemon=True).start()
+        else:
             self._consumer.close()
 
     def _await_result(self, limit: Deadline) -> None:

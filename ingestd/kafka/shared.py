@@ -30,6 +30,7 @@ class KafkaClients:
         self._lock = threading.Lock()
         self._watches: dict[ClientKey, Watch] = {}
         self._mirrors: dict[tuple[str, ClientKey], OffsetMirror] = {}  # the one that was used last is last
+        self._is_closed = False
 
     def watch(self, settings: Mapping[str, Any]) -> Watch:
         """Return the watch of the topics of the cluster. Raises ConfigError."""
@@ -55,7 +56,8 @@ class KafkaClients:
             with self._lock:
                 replaced = self._mirrors.pop(key, None)  # two mappings may have the same group
                 self._mirrors[key] = mirror
-                evicted = [self._mirrors.pop(next(iter(self._mirrors)))] if len(self._mirrors) > _MOST_MIRRORS else []
+                most = 0 if self._is_closed else _MOST_MIRRORS
+                evicted = [self._mirrors.pop(next(iter(self._mirrors)))] if len(self._mirrors) > most else []
             for unused in [*evicted, *([replaced] if replaced else [])]:
                 unused.close()
 
@@ -67,8 +69,9 @@ class KafkaClients:
             watch.broker.interrupt()
 
     def close(self) -> None:
-        """Close the consumers of the mirrors."""
+        """Close the consumers of the mirrors, and from now on each one after its commit."""
         with self._lock:
+            self._is_closed = True
             mirrors, self._mirrors = self._mirrors, {}
         for mirror in mirrors.values():
             mirror.close()
