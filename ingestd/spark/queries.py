@@ -13,6 +13,7 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -152,11 +153,28 @@ class Queries:
             sent = self._frame(query, source, len(items)).mapInArrow(
                 SameVersion(partial(_send, moved.send, items)), _SENT
             )
-            done = exchange(sent.rdd, _stored, partial(_receive, moved.receive), moved.receivers)
+            with self._settings_in_tasks():
+                done = exchange(sent.rdd, _stored, partial(_receive, moved.receive), moved.receivers)
             attempts = {end.number: end.attempt for ends, _ in done for end in ends}
             return self._reports_of(job, attempts, len(items)), [answer for _, answer in done]
         finally:
             self._forget(job)
+
+    @contextmanager
+    def _settings_in_tasks(self) -> Iterator[None]:
+        """Let the tasks of the jobs of this thread read the settings of the session.
+
+        Spark does this for jobs of a query, but not for those of its RDD. Some functions read settings for each row.
+        """
+        context = self._session.sparkContext
+        settings = {key: value for key, value in self._session.conf.getAll.items() if key.startswith("spark.sql.")}
+        for key, value in settings.items():
+            context.setLocalProperty(key, value)
+        try:
+            yield
+        finally:
+            for key in settings:
+                context.setLocalProperty(key, None)  # type: ignore[arg-type]  # PySpark removes it
 
     def _reports_of(self, job: str, attempts: Mapping[int, int], items: int) -> list[Any]:
         """Return the reports of the attempts whose output was used, by the number of the item."""

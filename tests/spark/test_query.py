@@ -362,21 +362,44 @@ def _attempt() -> int:
     return context.attemptNumber()
 
 
+def _days(_item: int, report: Callable[[None], None]) -> Batches:
+    yield pa.RecordBatch.from_pydict({"text": ["2024-01-02 and more"], "pattern": ["yyyy-MM-dd"]})
+    report(None)
+
+
+def _texts_of(_item: int, batches: Batches) -> list[str]:
+    return [str(value) for batch in batches for value in batch.column(0)]
+
+
+def _send_texts_of(item: int, batches: Batches) -> Iterator[tuple[int, str]]:
+    yield from ((0, text) for text in _texts_of(item, batches))
+
+
+def _all(received: tuple[int, Iterable[str]]) -> list[str]:
+    return list(received[1])
+
+
 def run_in_own_session() -> None:
     """Run two queries whose tasks are killed once, with a session that retries them, and print the results.
 
-    The second one moves its result to other tasks.
+    The second one moves its result to other tasks. Two more queries depend on a setting of the session for each row.
 
     Then stop a thread of Spark without which no job ends, cancel a job, and print its error.
     """
-    engine = Engine(Session("local[2,3]", {}), EngineLimits(cancel_seconds=1.0))
-    group = JobGroup("query")
+    engine = Engine(
+        Session("local[2,3]", {"spark.sql.legacy.timeParserPolicy": "LEGACY"}), EngineLimits(cancel_seconds=1.0)
+    )
+    group, text = JobGroup("query"), HiveType.parse("string")
+    parsing = Query((Column("text", text), Column("pattern", text)), "", "select to_date(text, pattern) d from records")
     try:
         done = engine.query(group, Query(COLUMNS), partial(_end_at_first, 10), _write_at_second, [1, 2, 3])
         sys.stdout.write(f"{json.dumps(done)}\n")
         moved = Exchange(_send_at_second, _sorted, 2)
         moved_done = engine.exchange_result(group, Query(COLUMNS), partial(_end_at_first, 10), moved, [1, 2, 3])
         sys.stdout.write(f"{json.dumps(moved_done)}\n")
+        [(_, parsed)] = engine.query(group, parsing, _days, _texts_of, [1])
+        _, [moved_parsed] = engine.exchange_result(group, parsing, _days, Exchange(_send_texts_of, _all, 1), [1])
+        sys.stdout.write(f"{json.dumps([parsed, moved_parsed])}\n")
         spark: Any = SparkContext.getOrCreate()._jsc.sc()
         spark.dagScheduler().eventProcessLoop().stop()
         with ThreadPoolExecutor(1) as threads:
@@ -393,10 +416,11 @@ def test_session_when_it_retries_tasks_then_the_last_attempt_counts_and_when_a_j
 ):
     code = "from tests.spark.test_query import run_in_own_session; run_in_own_session()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=LIMIT)
-    retried, moved, error = done.stdout.splitlines()[-3:]
+    retried, moved, parsed, error = done.stdout.splitlines()[-4:]
     assert json.loads(retried) == [["read 1", [10, 0]], ["read 2", [10, 1]], ["read 3", [10, 1]]]
     reports = ["read 1", "read 2", "read 3"]
     assert json.loads(moved) == [reports, [[[2, 10, 1]], [[0, 0, 0], [1, 10, 0], [3, 10, 1]]]]
+    assert json.loads(parsed) == [["2024-01-02"], ["2024-01-02"]]
     assert "a job has not ended 1 s after it was cancelled" in error
 
 

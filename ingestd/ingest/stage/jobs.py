@@ -140,7 +140,9 @@ class StageJobs:
             return list(errors)
         # `decoded` of a sender is the number of the rows of the result, and that of a report the one before the query.
         written = [replace(answer, decoded=0) for answer in answers if isinstance(answer, StageResult)]
-        return [*(report for report in reports if report is not None), *written]
+        complete = [report for report in reports if report is not None]
+        assert len(complete) == len(tasks)  # a sender without a report has ended with an error
+        return [*complete, *written]
 
     def _learn(self, files: Sequence[StagingFile], writers: int, *, is_bucketed: bool) -> None:
         """Choose the distribution of the next stage from the files of this one.
