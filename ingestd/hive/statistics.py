@@ -5,7 +5,10 @@ flag, and a writer may not be allowed to. But a writer may store statistics of c
 permission for that, and removes the flag if the caller does not know the write id of the numbers that it has
 (ObjectStore.updateTableColumnStatistics, updatePartitionColumnStatistics).
 
-Invariant: no statistics of columns that Hive has computed are changed.
+Invariant: no statistics of columns that Hive has computed are changed, and no call makes Hive trust a number. Two
+writers may therefore do this at the same time, and a call whose answer is lost may be sent again. The call that stores
+the statistics of many partitions at once (`set_aggr_stats_for`) is not used, because it sets the flag in partitions
+that another writer has just removed it from.
 """
 
 from __future__ import annotations
@@ -30,17 +33,18 @@ _ACCURATE, _TRUSTED = "COLUMN_STATS_ACCURATE", "BASIC_STATS"
 def distrust_counts(metastore: Metastore, table: Table, names: Sequence[str], write_id: int) -> None:
     """Remove COLUMN_STATS_ACCURATE from partitions, or from a table without partitions, under the caller's write id.
 
-    A compaction or ANALYZE may set it again later. Raises MetastoreUnavailable, or MetastoreRefusal if the metastore
-    does not remove the flag.
+    Each partition that Hive trusts costs a call. A compaction or ANALYZE may set the flag again later. Raises
+    MetastoreUnavailable, or MetastoreRefusal if the metastore does not remove the flag.
     """
     for some in by_call(_trusted(metastore, table, names)):
         if table.partition_columns:
             existing = _existing(metastore, table, some)
-            statistics = [_statistics(table, name, existing.get(name) or [_unknown(table)]) for name in some]
-            _store(metastore, "set_aggr_stats_for", table, statistics, write_id)
+            for name in some:
+                statistics = _statistics(table, name, existing.get(name) or [_unknown(table)])
+                _store(metastore, "update_partition_column_statistics_req", table, statistics, write_id)
         else:
             # The metastore accepts a request without columns for a table, but not for a partition.
-            _store(metastore, "update_table_column_statistics_req", table, [_statistics(table, None, [])], write_id)
+            _store(metastore, "update_table_column_statistics_req", table, _statistics(table, None, []), write_id)
         if left := _trusted(metastore, table, some):
             raise MetastoreRefusal(
                 "the metastore keeps the row count although it is wrong, so count(*) may be wrong",
@@ -50,10 +54,7 @@ def distrust_counts(metastore: Metastore, table: Table, names: Sequence[str], wr
 
 
 def _trusted(metastore: Metastore, table: Table, names: Sequence[str]) -> list[str]:
-    """Return the partitions, or WHOLE_TABLE, whose row counts Hive trusts.
-
-    In a partition whose counts it does not trust, statistics of columns would set the flag instead.
-    """
+    """Return the partitions, or WHOLE_TABLE, whose row counts Hive trusts."""
     return [
         parameter.name
         for parameter in read_parameters(metastore, table, names)
@@ -94,9 +95,9 @@ def _statistics(table: Table, partition: str | None, columns: list[Any]) -> Any:
     return ttypes.ColumnStatistics(statsDesc=place, statsObj=columns, isStatsCompliant=False, engine=_ENGINE)
 
 
-def _store(metastore: Metastore, method: str, table: Table, statistics: list[Any], write_id: int) -> None:
+def _store(metastore: Metastore, method: str, table: Table, statistics: Any, write_id: int) -> None:
     request = ttypes.SetPartitionsStatsRequest(
-        colStats=statistics,
+        colStats=[statistics],
         needMerge=False,
         writeId=write_id,
         validWriteIdList=f"{table.name}:{_NONE_KNOWN}",

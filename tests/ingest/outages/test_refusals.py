@@ -163,10 +163,45 @@ def test_counts_when_distrusted_then_hive_reads_the_rows(stack: Stack) -> None:
         table = load_acid_table(stack.metastore, name)
         _claim_rows(stack.metastore, table, 7)
         assert stack.count(name=str(name)) == 7  # Hive trusts the number
-        txn, write_id = transactions.begin_writing(stack.metastore, name, "tests")
-        distrust_counts(stack.metastore, table, ["day=a"], write_id)
-        transactions.commit(stack.metastore, txn)
+        _distrust(stack.metastore, table)
         assert stack.count(name=str(name)) == 2
+
+
+@pytest.mark.parametrize(
+    ("by", "rows", "last_read"),
+    [
+        ("", "(1), (2)", "get_table_req"),
+        ("day string", "(1, 'a'), (2, 'a')", "get_partitions_statistics_req"),
+    ],
+    ids=["whole", "parts"],
+)
+def test_counts_when_two_writers_distrust_them_at_once_then_hive_reads_the_rows(
+    stack: Stack, by: str, rows: str, last_read: str
+) -> None:
+    stack.table("id int", by)
+    stack.sql(f"INSERT INTO {stack.name} VALUES {rows}")
+    table = load_acid_table(stack.metastore, TableName("default", stack.name))
+    _claim_rows(stack.metastore, table, 7)
+    calls: list[str] = []
+
+    def let_the_other_finish(method: str, _seconds: float, _outcome: str) -> None:
+        """Let the other writer distrust the number when this one has read that Hive trusts it."""
+        calls.append(method)
+        if method == last_read and calls.count(last_read) == 1:
+            _distrust(stack.metastore, table)
+
+    with closing(Metastore(stack.addresses.metastore, on_call=let_the_other_finish)) as slower:
+        _distrust(slower, table)
+    assert any("column_statistics" in call for call in calls)  # it has not read what the other one stored
+    [stored] = read_parameters(stack.metastore, table, ["day=a"])
+    assert "COLUMN_STATS_ACCURATE" not in stored.values
+    assert stack.count() == 2
+
+
+def _distrust(client: Metastore, table: Table) -> None:
+    txn, write_id = transactions.begin_writing(client, table.name, "tests")
+    distrust_counts(client, table, ["day=a"], write_id)
+    transactions.commit(client, txn)
 
 
 def _claim_rows(client: Metastore, table: Table, rows: int) -> None:
