@@ -149,10 +149,11 @@ def test_rows_when_the_user_may_not_alter_their_table_then_they_are_committed_wi
             assert visible_ids(client, name) == [0, 1, 2, 3]
             [found] = read_parameters(client, table, ["day=a"])
             assert "BASIC_STATS" not in found.values.get("COLUMN_STATS_ACCURATE", "")
-        told = daemon.events("row_counts_delayed")
-        assert {event["mapping"] for event in told} == {mapping["name"] for mapping in mappings}
-        assert all("No privilege 'Alter' found" in event["error"] for event in told)
-        assert all("grant the user writer" in event["error"] for event in told)
+        # The check of the whole table may also report that a commit holds the counting lease.
+        denied = [event for event in daemon.events("row_counts_delayed") if event["reason"] == "MetastoreDenied"]
+        assert {event["mapping"] for event in denied} == {mapping["name"] for mapping in mappings}
+        assert all("No privilege 'Alter' found" in event["error"] for event in denied)
+        assert all("grant the user writer" in event["error"] for event in denied)
 
 
 def test_counts_when_distrusted_then_hive_reads_the_rows(stack: Stack) -> None:
