@@ -8,6 +8,14 @@ HMS removes the state of all write ids of the table, so rows of open transaction
 4.2.0). It does the same for any id that is not the table's next one. So `Replay` allocates only ids that the target has
 not allocated, and it knows which source transactions are open from the names of their agents.
 
+The mapping may also outlive its transaction. If the database of HMS is slow, HMS deletes a transaction that it has just
+opened, but not the mapping, and then answers with the id of the deleted one (metastore.txn.opentxn.timeout, seen with
+4.2.0). No call removes such a mapping. So `Replay` verifies each id, and opens the transaction in further attempts,
+under other policies, until it is open. Agents contain the attempt, because later calls need its policy.
+
+If somebody else ends a transaction, or it times out, HMS removes its mapping, marks the database (`repl.incompatible`),
+and ignores its commit without an error.
+
 One process at a time may replay into a database, so a `Replay` remembers what it has read or written itself.
 """
 
@@ -17,14 +25,15 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
-from itertools import islice
+from itertools import count, islice
 from types import MappingProxyType
+from typing import NamedTuple
 
 from hive_metastore import ttypes
 
 from ingestd.acid.visibility import ValidWriteIds
 from ingestd.clock import Deadline
-from ingestd.errors import ReplicationError
+from ingestd.errors import BootstrapRequired, MetastoreUnavailable, ReplicationError
 from ingestd.hive.client import Metastore
 from ingestd.hive.events import Write
 from ingestd.hive.tables import WHOLE_TABLE, TableName
@@ -39,8 +48,11 @@ from ingestd.hive.transactions import (
 from ingestd.hive.write_ids import as_text, read_snapshots, read_transactions
 
 LAST_ID = "repl.last.id"
+INCOMPATIBLE = "repl.incompatible"
 AGENT = "ingestd-repl"
 _LOCK_SECONDS = 60.0
+# A metastore that deletes a transaction has taken a second to open it (metastore.txn.opentxn.timeout).
+_OPEN_SECONDS = 60.0
 # After a load was killed, each id that it had allocated ahead costs some calls.
 _AHEAD = 100
 _REPL_CREATED = ttypes.TxnType.REPL_CREATED
@@ -59,6 +71,13 @@ class Allocation(Enum):
     """The write id was allocated earlier, and its transaction has ended: in a replay, or before a bootstrap."""
 
 
+class _Opened(NamedTuple):
+    """A transaction on the target. Attempts are numbered from 0; see the module."""
+
+    id: int
+    attempt: int
+
+
 class Replay:
     """The replay into one target database.
 
@@ -71,8 +90,7 @@ class Replay:
         self._metastore = metastore
         self._database = database
         self._accepts_gaps = accepts_gaps
-        self._policy = f"{database}.*"  # HMS expects the name of a database before the dot
-        self._open: dict[int, int] | None = None
+        self._open: dict[int, _Opened] | None = None
         self._allocated: set[tuple[int, TableName, int]] = set()
         self._known: Mapping[str, str] | None = None
 
@@ -90,7 +108,8 @@ class Replay:
         CREATE TABLE AS SELECT that fails leaves its id allocated. `following` are the next transactions and write ids
         of the table in the source's log, up to the next event that drops or renames it. The same call allocates those
         that it can, so that their own calls do nothing. Raises TargetChanged if ids are missing between the target's
-        highest one and `write_id`, or if the id belongs to another transaction.
+        highest one and `write_id`, or if the id belongs to another transaction; MetastoreUnavailable if the metastore
+        deletes the transactions that it opens, because its database is slow.
         """
         is_open = txn_id in self._opened()
         if is_open and (txn_id, table, write_id) in self._allocated:
@@ -127,18 +146,21 @@ class Replay:
         log with their checksums. If the transaction is not open on the target, only the id is stored. HMS does not
         store an id that another property of the database has as its value (seen with 4.2.0); then, which
         `is_ambiguous` tells, the id is stored by another call.
+
+        Raises BootstrapRequired if another client has ended a replicated transaction, or one has timed out.
         """
-        is_open = txn_id in self._opened()
+        is_open, is_ambiguous = txn_id in self._opened(), self.is_ambiguous(event_id)
         if is_open:
             last = ttypes.ReplLastIdInfo(database=self._database, lastReplId=event_id)
             self._commit(txn_id, writes, last)
-        if not is_open or self.is_ambiguous(event_id):
+            self._require_committed(None if is_ambiguous else event_id)
+        if not is_open or is_ambiguous:
             self.set_last_id(event_id)
 
     def abort(self, txn_id: int) -> None:
         """Abort a source transaction on the target. Does nothing if it is not open there."""
         if txn_id in self._opened():
-            request = ttypes.AbortTxnRequest(txnid=txn_id, replPolicy=self._policy, txn_type=_REPL_CREATED)
+            request = ttypes.AbortTxnRequest(txnid=txn_id, replPolicy=self._policy(txn_id), txn_type=_REPL_CREATED)
             self._metastore.call("abort_txn", request)
             del self._opened()[txn_id]
 
@@ -197,44 +219,72 @@ class Replay:
             self.abort(txn_id)
         return ended
 
-    def _opened(self) -> dict[int, int]:
-        """Return the source transactions that are open on the target, with their ids there."""
+    def _opened(self) -> dict[int, _Opened]:
+        """Return the transactions on the target of the source transactions that are open there."""
         if self._open is None:
             self._open = self._list_open()
         return self._open
 
-    def _list_open(self) -> dict[int, int]:
+    def _list_open(self) -> dict[int, _Opened]:
         transactions = {}
         for described in describe_transactions(self._metastore):
-            name, _, rest = (described.hostname or "").partition("/")
-            txn_id = rest.partition("/")[0]
-            if name == AGENT and described.state == ttypes.TxnState.OPEN and self._agent(txn_id) == described.hostname:
-                transactions[int(txn_id)] = int(described.id)
+            agent = described.hostname or ""
+            name, _, rest = agent.partition("/")
+            if name != AGENT or described.state != ttypes.TxnState.OPEN:
+                continue
+            txn_id, _, rest = rest.partition("/")
+            attempt = rest.partition("/")[0]
+            for number in (0, int(attempt) if attempt.isdecimal() else 0):
+                if agent == self._agent(txn_id, number):
+                    transactions[int(txn_id)] = _Opened(int(described.id), number)
         return transactions
 
-    def _agent(self, txn_id: int | str) -> str:
-        return f"{AGENT}/{txn_id}/{self._database}"[:128]
+    def _agent(self, txn_id: int | str, attempt: int) -> str:
+        return "/".join([AGENT, str(txn_id), *([str(attempt)] if attempt else []), self._database])[:128]
 
-    def _open_on_target(self, txn_id: int) -> int:
-        """Open a source transaction on the target, unless it is open; return its id on the target."""
-        if txn_id not in self._opened():
+    def _policy(self, txn_id: int) -> str:
+        """Return the policy under which the metastore maps a source transaction that is open on the target."""
+        return self._policy_of(self._opened()[txn_id].attempt)
+
+    def _policy_of(self, attempt: int) -> str:
+        return f"{self._database}.*{attempt or ''}"  # HMS expects the name of a database before the dot
+
+    def _open_on_target(self, txn_id: int) -> _Opened:
+        """Open a source transaction on the target, unless it is open."""
+        if txn_id in self._opened():
+            return self._opened()[txn_id]
+        limit = Deadline.after(_OPEN_SECONDS)
+        for attempt in count():
             request = ttypes.OpenTxnRequest(
                 num_txns=1,
                 user=self._metastore.user,
-                hostname=self._agent(txn_id),  # HMS lists a transaction's host, but not its agent
-                agentInfo=self._agent(txn_id),
-                replPolicy=self._policy,
+                hostname=self._agent(txn_id, attempt),  # HMS lists a transaction's host, but not its agent
+                agentInfo=self._agent(txn_id, attempt),
+                replPolicy=self._policy_of(attempt),
                 replSrcTxnIds=[txn_id],
                 txn_type=_REPL_CREATED,
             )
             (opened,) = self._metastore.call("open_txns", request).txn_ids
-            self._opened()[txn_id] = opened
+            if self._is_open(opened):
+                self._opened()[txn_id] = _Opened(opened, attempt)
+                break
+            if limit.passed:
+                raise MetastoreUnavailable(
+                    f"open_txns: the metastore does not keep the transactions that it opens, such as {opened}",
+                    where=f"database {self._database}",
+                    hint="its database is slow; see OpenTxnTimeOut in the metastore's log",
+                )
         return self._opened()[txn_id]
+
+    def _is_open(self, opened: int) -> bool:
+        """Return whether a transaction of the target is open. `get_open_txns` lists one that was just deleted."""
+        answer = self._metastore.call("heartbeat_txn_range", ttypes.HeartbeatTxnRangeRequest(min=opened, max=opened))
+        return opened not in answer.nosuch and opened not in answer.aborted
 
     def _lock(self, txn_id: int, table: TableName, write_id: int, partitions: Sequence[str]) -> None:
         """Let a source transaction, which is open on the target, lock the partitions, or the table if WHOLE_TABLE."""
         opened = self._open_on_target(txn_id)
-        target = Transaction(opened, self._agent(txn_id))
+        target = Transaction(opened.id, self._agent(txn_id, opened.attempt))
         if WHOLE_TABLE in partitions:
             wait = Wait(Deadline.after(_LOCK_SECONDS), threading.Event())
             lock(self._metastore, target, [WriteLock(table)], wait=wait)
@@ -248,7 +298,7 @@ class Replay:
         if (txn_id, table, write_id) in self._allocated:
             return True
         valid = read_transactions(self._metastore)
-        without = replace(valid, open=valid.open - {self._opened()[txn_id]})
+        without = replace(valid, open=valid.open - {self._opened()[txn_id].id})
         actual, committed = (
             read_snapshots(self._metastore, [table], transactions.text)[table] for transactions in (valid, without)
         )
@@ -257,13 +307,17 @@ class Replay:
     def _run(self, txn_id: int, write_id: int, following: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         """Return the pair of source transaction and write id, and the next pairs that one call can allocate.
 
-        HMS gives successive ids to the transactions in the order of their ids on the target.
+        HMS gives successive ids to the transactions in the order of their ids on the target. A call has one policy.
         """
-        run = [(txn_id, write_id)]
+        run, last = [(txn_id, write_id)], self._open_on_target(txn_id)
         for later, its_id in islice(following, _AHEAD - 1):
-            if its_id != run[-1][1] + 1 or self._open_on_target(later) <= self._open_on_target(run[-1][0]):
+            if its_id != run[-1][1] + 1:
+                break
+            opened = self._open_on_target(later)
+            if opened.attempt != last.attempt or opened.id <= last.id:
                 break
             run.append((later, its_id))
+            last = opened
         return run
 
     def _allocate(self, table: TableName, run: Sequence[tuple[int, int]]) -> None:
@@ -271,12 +325,12 @@ class Replay:
         request = ttypes.AllocateTableWriteIdsRequest(
             dbName=table.database,
             tableName=table.table,
-            replPolicy=self._policy,
+            replPolicy=self._policy(run[0][0]),
             srcTxnToWriteIdList=[ttypes.TxnToWriteId(txnId=txn_id, writeId=write_id) for txn_id, write_id in run],
         )
         pairs = self._metastore.call("allocate_table_write_ids", request).txnToWriteIds
         made = {pair.writeId: pair.txnId for pair in pairs}
-        if made != {write_id: self._opened()[txn_id] for txn_id, write_id in run}:
+        if made != {write_id: self._opened()[txn_id].id for txn_id, write_id in run}:
             asked = [write_id for _, write_id in run]
             raise _changed(table, f"the metastore allocated the write ids {sorted(made)} instead of {asked}")
         self._allocated |= {(txn_id, table, write_id) for txn_id, write_id in run}
@@ -284,13 +338,24 @@ class Replay:
     def _commit(self, txn_id: int, writes: Sequence[Write], last: ttypes.ReplLastIdInfo | None) -> None:
         request = ttypes.CommitTxnRequest(
             txnid=txn_id,
-            replPolicy=self._policy,
+            replPolicy=self._policy(txn_id),
             txn_type=_REPL_CREATED,
             writeEventInfos=[_write_info(write) for write in writes] or None,
             replLastIdInfo=last,
         )
         self._metastore.call("commit_txn", request)
         del self._opened()[txn_id]
+
+    def _require_committed(self, event_id: int | None) -> None:
+        """Raise BootstrapRequired if the metastore may have ignored a commit, which stores `event_id` unless None."""
+        self._known = self._properties()
+        is_stored = event_id is None or self._known.get(LAST_ID) == str(event_id)
+        if not is_stored or self._known.get(INCOMPATIBLE) == "true":
+            raise BootstrapRequired(
+                "a replicated transaction was ended by another client or timed out",
+                where=f"database {self._database}",
+                hint="bootstrap again; only the replication may end its transactions",
+            )
 
     def _properties(self) -> dict[str, str]:
         return dict(self._metastore.call("get_database", self._database).parameters or {})

@@ -23,7 +23,7 @@ CHECKPOINT = "hive.repl.ckpt.key"
 PENDING = "hive.repl.first.inc.pending"
 """On a target: `true` until the changes that were made during a bootstrap are replayed. Until then, no dump of it may
 begin."""
-INCOMPATIBLE = "repl.incompatible"
+INCOMPATIBLE = replay.INCOMPATIBLE
 """On a target: `true` if a replicated transaction was ended by another client, so that a bootstrap is required."""
 READ_ONLY = "readonly"
 """On a target: `true`; a HiveServer2 with EnforceReadOnlyDatabaseHook refuses to write to it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ from ingestd.hive.health import uncommitted
 from ingestd.hive.objects import change_database
 from ingestd.hive.replay import TargetChanged
 from ingestd.hive.tables import TableName
-from ingestd.hive.transactions import abort, begin_writing, commit, open_transactions
+from ingestd.hive.transactions import abort, abort_all, begin_writing, commit, open_transactions
 from ingestd.replication.directory import Skipped
+from ingestd.replication.incremental_load import ReplayStep
 from ingestd.replication.marks import INCOMPATIBLE, LAST_ID
 from tests.support.replica import Replica
 from tests.support.replica_changes import INSERT, visible_write_ids
@@ -65,6 +67,32 @@ def test_target_when_another_client_has_ended_a_replicated_transaction_then_a_bo
     abort(target, replicated)
     commit(side.metastore, txn)
     following.dump()
+    with pytest.raises(BootstrapRequired, match="was ended by another client"):
+        following.load()
+
+
+def test_target_when_another_client_ends_a_transaction_during_the_load_then_the_load_stops(
+    following: Following,
+) -> None:
+    side, target = following.replica.source, following.replica.target
+    names = [following.name(name) for name in ("s", "t")]
+    for name in names:
+        make_table(side.metastore, name)
+    following.cycle()
+    last, before = following.last_event(), set(open_transactions(target.metastore, ""))
+    for name in names:
+        write(side, name, INSERT)
+    following.dump()
+
+    def end(step: Enum) -> None:
+        if step is ReplayStep.ALLOCATED:
+            abort_all(target.metastore, sorted(set(open_transactions(target.metastore, "")) - before))
+
+    with pytest.raises(BootstrapRequired, match="was ended by another client"):
+        following.load(end)
+    assert following.last_event() == last
+    copies = [TableName(following.target, name.table) for name in names]
+    assert visible_write_ids(target, copies) == [frozenset(), frozenset()]
     with pytest.raises(BootstrapRequired, match="was ended by another client"):
         following.load()
 
