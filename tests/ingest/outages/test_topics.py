@@ -193,7 +193,8 @@ def _between(cases: _Topics, open_transaction: _Transactions) -> None:
     for case in ("lost", "skipped", "jumped"):
         cases.produce(cases.name(case), range(10, 20))
         cases.delete_before(cases.name(case), 15)
-    eventually("Kafka's cleaner to remove records", lambda: _kept(cases) < 200)
+    # The cleaner may run between two segments. It has finished when the last record of each key is left.
+    eventually("Kafka's cleaner to remove records", lambda: _kept(cases) == 4)
     cases.add("compacted", 0)
 
 
