@@ -198,12 +198,13 @@ class Stack:
                     producer.poll(0.1)
         return count
 
-    def produce_at_once(self, records: Iterable[Any], partition: int | None = None) -> int:
+    def produce_at_once(self, records: Iterable[Any], topic: str | None = None, partition: int | None = None) -> int:
         """Produce records as JSON in one transaction, so that one plan of a mapping contains them all."""
-        producer = Producer({"bootstrap.servers": self.addresses.kafka, "transactional.id": self.name})
+        topic = topic or self.name
+        producer = Producer({"bootstrap.servers": self.addresses.kafka, "transactional.id": topic})
         producer.init_transactions()
         producer.begin_transaction()
-        count = self._send(producer, records, self.name, partition)
+        count = self._send(producer, records, topic, partition)
         producer.commit_transaction()
         return count
 

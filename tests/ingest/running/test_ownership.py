@@ -65,6 +65,15 @@ def test_second_daemon_when_the_first_runs_then_is_standby_and_takes_over_when_i
     assert second.wait() == 0
 
 
+def _enters(liveness: Liveness) -> bool:
+    """Request the lease of a daemon. Return False if the metastore does not answer in time."""
+    try:
+        liveness.enter()
+    except MetastoreUnavailable:
+        return False
+    return True
+
+
 def _acquires(owner: Ownership) -> bool:
     """Become the owner, although other claims exist for a moment."""
     owner.begin()
@@ -217,7 +226,7 @@ def test_mappings_when_the_metastore_hangs_then_they_share_a_request(stack: Stac
     ):
         liveness = Liveness(metastore, "ingestd")
         if has_entered:
-            liveness.enter()
+            eventually("the daemon to enter", lambda: _enters(liveness))
 
         def acquire() -> None:
             mine = Ownership(metastore, options, Monitor(options), liveness, on_lost=lambda _error: None)

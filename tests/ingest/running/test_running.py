@@ -53,7 +53,8 @@ def test_commit_when_rows_bytes_or_interval_is_reached_then_happens_and_a_restar
     config = stack.config(rows, size, time)
     daemon = stack.start(config)
     eventually("all mappings to be owned", lambda: len({e["mapping"] for e in daemon.events("owner")}) == 3)
-    _produce(stack, rows, range(250))
+    # The first plan is due at once, so it must not see only the first of these records.
+    stack.produce_at_once(({"id": n, "note": ""} for n in range(250)), rows["topics"][0])
     _produce(stack, size, range(800), KIB)
     _produce(stack, time, range(10))
     eventually("two commits by rows", lambda: len(_commits(daemon, rows)) == 2)
