@@ -123,7 +123,7 @@ def test_jvm_when_frozen_then_another_daemon_takes_over_or_a_second_sigterm_ends
     watched, alone = _mapping(stack, "w"), _mapping(stack, "a")
     frozen, ended = (
         _start(stack, stack.config(mapping, spark={"master": "local[2]", "answer_timeout": limit}))
-        for mapping, limit in ((watched, "20s"), (alone, "10m"))
+        for mapping, limit in ((watched, "40s"), (alone, "10m"))
     )
     for daemon, mapping in ((frozen, watched), (ended, alone)):
         stack.produce(_ids(0, 10), mapping["topics"][0])
@@ -152,7 +152,7 @@ def test_jvm_when_frozen_then_another_daemon_takes_over_or_a_second_sigterm_ends
     stack.produce(_ids(20, 30), watched["topics"][0])
     eventually("the other daemon to take over", lambda: other.events("owner"))
     assert frozen.wait() == 70, frozen.text()[-3000:]
-    assert "has not answered for 20 s" in frozen.events("engine_lost")[0]["error"]
+    assert "has not answered for 40 s" in frozen.events("engine_lost")[0]["error"]
     assert "Traceback" not in frozen.text()
     _assert_nothing_left(stack, families)
     _committed(other, watched["name"], 10)
