@@ -34,7 +34,7 @@ from tests.support.stack import eventually
 
 _LISTENER = "metastore.event.db.listener"
 _EXPIRING = {
-    f"hive.{_LISTENER}.timetolive": "4s",
+    f"hive.{_LISTENER}.timetolive": "12s",
     f"{_LISTENER}.clean.interval": "1s",
     f"{_LISTENER}.clean.startup.wait.interval": "0s",
 }

@@ -29,8 +29,8 @@ from tests.support.stack import eventually
 
 # The default is eleven days. The housekeeper never ends if it is shorter than the time-out of other transactions.
 _IMPATIENT = {
-    "hive.repl.txn.timeout": "15s",
-    "hive.txn.timeout": "15s",
+    "hive.repl.txn.timeout": "30s",
+    "hive.txn.timeout": "30s",
     "metastore.acid.housekeeper.interval": "1s",
 }
 
