@@ -71,7 +71,7 @@ def test_daemon_when_deltas_pile_up_then_it_compacts_paces_and_recovers_without_
                 "topics": [auto],
                 "table": f"default.{auto}",
                 "compaction": {"deltas": 5},
-                "pacing": {"latency": "700ms", "max_interval": "400ms"},
+                "pacing": {"latency": "2s", "max_interval": "400ms"},
             },
             {
                 "name": second,
@@ -87,7 +87,7 @@ def test_daemon_when_deltas_pile_up_then_it_compacts_paces_and_recovers_without_
             daemon = stack.start(config)
             eventually("the longest interval", lambda: _factor(daemon, second) == pytest.approx(5.0))
             eventually("rare commits", lambda: min(_gaps(daemon, second)[-2:]) > 0.9)
-            between.delay("commit_txn", 1.0)
+            between.delay("commit_txn", 3.0)
             eventually("a slow metastore", lambda: _pacing(daemon, first)[-1:] == ["metastore"])
             between.delay("commit_txn", 0.0)
             eventually("a fast metastore", lambda: _pacing(daemon, first)[-1:] == [""])
