@@ -33,7 +33,7 @@ from tests.support.stack import Stack, eventually
 from tests.support.tables import make_table, visible_ids
 
 # Short, because tests wait for it. The metastore that does not hang answers faster, even on a busy machine.
-_TIMEOUT_SECONDS = 5.0
+_TIMEOUT_SECONDS = 10.0
 
 
 @pytest.fixture(scope="module")

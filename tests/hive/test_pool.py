@@ -93,7 +93,7 @@ def test_calls_when_made_by_many_threads_then_share_the_connections(stack: Stack
         closing(Metastore(between.uri, connections=3)) as metastore,
         ThreadPoolExecutor(30) as threads,
     ):
-        assert len({tuple(threads.submit(metastore.call, "get_all_databases").result()) for _ in range(60)}) == 1
+        assert all("default" in threads.submit(metastore.call, "get_all_databases").result() for _ in range(60))
         answers = [threads.submit(metastore.call, "get_all_databases") for _ in range(300)]
         assert all(answer.result() for answer in answers)
         assert between.accepted <= 3
