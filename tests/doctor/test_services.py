@@ -88,7 +88,7 @@ def broker(services: tuple[Process, KafkaBroker]) -> KafkaBroker:
 def _config(folder: Path, hive: Process, broker: KafkaBroker, *mappings: dict[str, Any], **keys: Any) -> Path:
     path = folder / "doctor.yaml"
     document = {
-        "metastore": {"uri": hive.uri, "timeout": "5s"} | keys,
+        "metastore": {"uri": hive.uri, "timeout": "20s"} | keys,
         "kafka": {"bootstrap.servers": broker.servers, "socket.timeout.ms": 3000},
         "mappings": list(mappings) or [{"name": "fine", "topics": ["fine"], "table": "default.fine"}],
     }
@@ -172,7 +172,7 @@ def test_services_when_they_hang_then_each_is_named_within_the_time_limit(
     hive.pause()
     broker.pause()
     try:
-        report = examine(_config(tmp_path, hive, broker), "--timeout", "4")
+        report = examine(_config(tmp_path, hive, broker, timeout="5s"), "--timeout", "4")
     finally:
         hive.resume()
         broker.resume()
