@@ -39,7 +39,7 @@ def test_hdfs_when_tickets_expire_then_connections_go_on_and_new_ones_log_in_wit
     by_keytab, by_cache = cluster.storage(f"brief@{NAME}", keytab), cluster.storage()
 
     def logs_in() -> bool:
-        """Read with a new ticket, which expires before a busy NameNode has accepted it."""
+        """Read with a new ticket; return False if it has expired before a busy NameNode has accepted it."""
         kdc.ticket("brief", keytab)
         try:
             return by_cache.read(kept) == b"kept"
