@@ -177,8 +177,11 @@ def test_heartbeats_when_other_calls_hang_then_are_not_delayed(stack: Stack) -> 
 def test_standby_when_its_answers_are_late_then_the_living_owner_keeps_the_mapping(stack: Stack) -> None:
     options = MappingOptions(stack.name[-40:], (stack.name,), TableName("default", stack.name))
     stop, lost = threading.Event(), list[Exception]()
-    with proxy(stack.addresses.metastore) as between, closing(Metastore(between.uri)) as metastore:
-        living, late = Liveness(stack.metastore, "ingestd"), Liveness(metastore, "ingestd", patience_seconds=8.0)
+    with (
+        proxy(stack.addresses.metastore) as between,
+        closing(Metastore(between.uri, timeout_seconds=LIMIT)) as metastore,
+    ):
+        living, late = Liveness(stack.metastore, "ingestd"), Liveness(metastore, "ingestd", patience_seconds=20.0)
         owner, standby = (
             Ownership(client, options, Monitor(options), liveness, on_lost=lost.append)
             for client, liveness in ((stack.metastore, living), (metastore, late))
@@ -201,7 +204,7 @@ def test_standby_when_its_answers_are_late_then_the_living_owner_keeps_the_mappi
         def beat() -> tuple[int, int]:
             return leases.claims(stack.metastore, daemon)[0].beat
 
-        for _ in range(6):  # longer than the patience of the standby
+        for _ in range(12):  # longer than the patience of the standby
             before = beat()
             eventually("a heartbeat of the owner", lambda before=before: beat() != before)  # type: ignore[misc]
         calls = between.calls["show_locks"]
