@@ -13,7 +13,7 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -28,7 +28,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from ingestd.errors import ConfigError, InvalidTable
 from ingestd.schema import Column, HiveType, quoted
-from ingestd.spark.errors import JobFailed
+from ingestd.spark.errors import GATEWAY_ERRORS, JobFailed
 from ingestd.spark.exchange import exchange
 from ingestd.spark.query import VIEW, Batches, Exchange, Query, Read, Write
 from ingestd.spark.same_version import SameVersion
@@ -173,8 +173,7 @@ class Queries:
         try:
             yield
         finally:
-            for key in settings:
-                context.setLocalProperty(key, None)  # type: ignore[arg-type]  # PySpark removes it
+            unset_properties(context, settings)
 
     def _reports_of(self, job: str, attempts: Mapping[int, int], items: int) -> list[Any]:
         """Return the reports of the attempts whose output was used, by the number of the item."""
@@ -197,6 +196,16 @@ class Queries:
             rows.createOrReplaceTempView(VIEW)
             # In parentheses, it can only be a query: `sql` would execute a statement that changes something.
             return self._session.sql(f"SELECT * FROM ({query.select.rstrip().rstrip(';')}\n)")
+
+
+def unset_properties(context: SparkContext, keys: Iterable[str]) -> None:
+    """Remove local properties from the jobs of this thread. Never raises: the job may have failed, and has the reason.
+
+    If Spark has stopped, there are no more jobs.
+    """
+    with suppress(*GATEWAY_ERRORS, AttributeError):  # AttributeError: the context has been stopped
+        for key in keys:
+            context.setLocalProperty(key, None)  # type: ignore[arg-type]  # PySpark removes it
 
 
 def require_version(spark: str) -> None:
