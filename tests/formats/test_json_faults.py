@@ -13,6 +13,7 @@ from ingestd.formats import JsonDecoder
 from ingestd.formats.decoder import RejectError
 from ingestd.formats.json.arrow_reader import ArrowReader
 from ingestd.formats.json.tape_reader import TapeReader
+from ingestd.formats.record_decoder import NotColumnar
 from ingestd.formats.row_batches import RowBatches
 from ingestd.schema import Column
 from tests.support.decoding import columns_of, in_order, rows_of
@@ -120,9 +121,9 @@ def test_decode_when_many_nested_records_have_faults_then_rows_and_reasons_are_t
 
 def _check_faults(columns: Sequence[Column], sound: str, faults: list[bytes], data: st.DataObject) -> None:
     decoder = JsonDecoder(columns)
-    for _ in range(2):  # the decoder has learned from the first batch
+    for inserted in (faults, [], faults):  # the decoder has learned from the batches before
         values = [(sound % (number, number, number)).encode() for number in range(data.draw(st.integers(1, 200)))]
-        for fault in faults:
+        for fault in inserted:
             values.insert(data.draw(st.integers(0, len(values))), fault)
         rows: list[Any] = []
         rejects = []
@@ -224,3 +225,70 @@ def test_decode_when_the_reader_stops_at_a_row_that_does_not_exist_then_each_rec
     for count in (1, 2, 3):
         decoded = JsonDecoder(NESTED).decode(values[:count])
         assert [reject.row for reject in decoded.rejects] == [0, 2][: (count + 1) // 2]
+
+
+OTHER = b'{"id":1,"other":1}'
+# Text like NaN is decided only in a batch in which each field is a column.
+LIKE_NAN = [b'{"id":1}', *[b'{"id":2,"note":"it is: NaN"}'] * 3]
+
+
+def test_read_when_no_record_has_other_fields_after_a_batch_with_some_then_reads_as_a_new_reader() -> None:
+    reader = ArrowReader(FLAT)
+    _, undecided = reader.read([OTHER, *LIKE_NAN, b"{}", b"{}"])
+    assert undecided.tolist() == [False, False, True, True, True, False, False]
+    for _ in range(2):
+        batch, undecided = reader.read(LIKE_NAN)
+        assert not undecided.any()
+        assert batch.column(5).to_pylist() == [None, *["it is: NaN"] * 3]
+
+
+def test_read_when_many_batches_have_had_other_fields_then_reads_as_a_new_reader_soon() -> None:
+    reader = ArrowReader(FLAT)
+    for _ in range(50):
+        reader.read([OTHER] * 4)
+    undecided = [reader.read(LIKE_NAN)[1].any() for _ in range(10)]
+    assert not undecided[-1]
+    reader.read([OTHER] * 4)
+    assert not reader.read(LIKE_NAN)[1].any()
+
+
+def test_read_when_names_are_spelled_otherwise_after_many_batches_with_other_fields_then_learns_the_names() -> None:
+    reader = ArrowReader(FLAT)
+    for _ in range(50):
+        reader.read([OTHER] * 4)
+    respelled = [*[OTHER.replace(b"id", b"ID")] * 3, OTHER]
+    reader.read(respelled)
+    batch, undecided = reader.read(respelled)
+    assert undecided.tolist() == [False, False, False, True]
+    assert batch.column(0).to_pylist()[:3] == [1, 1, 1]
+
+
+@MANY_FAULTS
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(
+                ["a", "A", "ab", "aB", "AB", "b", "k", "\u212a", "K", "x", "aX", 'a\\"b', "\\u0061", "a:b"]
+            ),
+            st.sampled_from(["", " ", "\t"]),
+            st.sampled_from(["1", "null", '"A"', '"a\\"B"', '{"A":1}', '"\u212a"', '"\\"AB\\":"']),
+        ),
+        max_size=4,
+    ),
+    st.sampled_from([("a", "ab", "b", "k"), ("a", "ab"), ("k",)]),
+    st.integers(1, 3),
+)
+def test_read_when_names_have_other_cases_then_the_rows_are_those_of_each_record(
+    members: list[tuple[str, str, str]], names: tuple[str, ...], count: int
+) -> None:
+    columns = columns_of(**dict.fromkeys(names, "string"))
+    record = "{" + ",".join(f'"{name}"{blank}:{value}' for name, blank, value in members) + "}"
+    values = [value.encode() for value in ('{"a":"5","o":1}', *[record] * count, '{"k":"7"}')]
+    try:
+        batch, undecided = ArrowReader(columns).read(values)
+    except NotColumnar:
+        return
+    one = JsonDecoder(columns)
+    for row, value in enumerate(values):
+        if not undecided[row]:
+            assert list(batch.slice(row, 1).to_pylist()[0].values()) == list(one.decode_record(value))

@@ -34,7 +34,9 @@ _UNEXPECTED = "unexpected field"
 # What pyarrow does with fields that are not columns. It could also infer their types, but needs a time that grows with
 # the square of their number, if they are names of members in a map.
 _REJECT, _IGNORE = "error", "ignore"
+_MAX_PAUSE = 7  # batches
 _SECOND_OBJECT = re.compile(rb"\}[ \t\r]*\{")  # outside strings, it is between two objects of one line
+_NAME_WITH_CAPITAL = r'[A-Z][^"\\]*"[ \t\r]*:'
 _ESCAPED_NAME = r'\\u[0-9a-fA-F]{4}(?:[^"\\]|\\.)*"[ \t\r]*:'
 _KELVIN_SIGN = re.compile("\u212a".encode())  # the only non-ASCII character whose lower case is ASCII
 
@@ -55,6 +57,7 @@ class ArrowReader:
         self._scales = [kind.scale for kind in self._record.leaves() if kind.kind == "decimal"]
         self._timestamps = [index for index, column in enumerate(columns) if column.type.kind == "timestamp"]
         self._other_fields = _REJECT
+        self._odd_batches = self._pause = 0
         self._compile_names()
 
     def read(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, Mask]:
@@ -64,6 +67,8 @@ class ArrowReader:
         """
         if not self._can_read:
             raise NotColumnar
+        self._other_fields = _IGNORE if self._pause else _REJECT
+        self._pause = max(0, self._pause - 1)
         text, undecided = frame(values)
         if self._scales:
             lines = unsafe_lines(text, max(self._scales))
@@ -74,8 +79,12 @@ class ArrowReader:
         # If half of the others seem to be faulty, there is something to learn.
         limit = int(len(values) - np.count_nonzero(undecided)) // 2
         batch = self._convert(*self._read(text, undecided, limit, values), undecided)
+        if self._other_fields == _REJECT:
+            self._odd_batches = 0
         if self._matching and self._other_fields != _REJECT:  # else each field of the batch is a column
             undecided[self._maybe_unmatched(batch, values)] = True
+        if np.count_nonzero(undecided) > limit:
+            self._pause = 0  # there is something to learn, and pyarrow tells it if it rejects other fields
         if undecided.all():
             raise NotColumnar
         return batch, undecided
@@ -84,7 +93,6 @@ class ArrowReader:
         self, text: bytes, undecided: Mask, limit: int, values: Sequence[bytes]
     ) -> tuple[pa.Table, dict[int, pa.MapArray], bytes]:
         """Read the lines that pyarrow can read, without maps, and the maps; add the other lines to `undecided`."""
-        before = self._other_fields
         whole, cut_by = text, None
         maps: dict[int, pa.MapArray] = {}
         learned: set[str] = set()
@@ -112,8 +120,6 @@ class ArrowReader:
                         break
             text = without_lines(text, lines)
             undecided[lines] = True
-        if self._other_fields == _IGNORE:
-            self._other_fields = before  # it did not help: the records are invalid, not their other fields
         raise NotColumnar
 
     def _cut(self, text: bytes, undecided: Mask, limit: int) -> tuple[bytes, dict[int, pa.MapArray]]:
@@ -169,7 +175,8 @@ class ArrowReader:
             raise NotColumnar
         arrays = [chunked.combine_chunks() for chunked in table.columns]
         if self._other_fields != _REJECT:
-            undecided[lines_at(text, constants(text) + self._other_spellings(text, arrays))] = True
+            undecided[lines_at(text, constants(text))] = True
+            undecided[self._with_other_spellings(text, arrays)] = True
         if self._other_fields != _REJECT or maps:
             undecided[self._with_escaped_names(text)] = True
         timestamps = self._timestamp_columns([arrays[index] for index in self._timestamps], undecided)
@@ -207,7 +214,7 @@ class ArrowReader:
         """
         if _UNEXPECTED in error:
             if not self._learn_spelling(value):
-                self._other_fields = _IGNORE
+                self._ignore_other_fields()
             return True
         changed = TYPE_CHANGED.search(error)
         field = self._record.at(changed[1]) if changed else None
@@ -218,6 +225,16 @@ class ArrowReader:
             return True
         return False
 
+    def _ignore_other_fields(self) -> None:
+        """Ignore the other fields of this batch, and of the next ones if others before it have had some, too.
+
+        A batch without other fields is read faster if pyarrow rejects them. But if only its last record has one, the
+        attempt costs as much as reading it. So the pause between attempts grows while they fail.
+        """
+        self._other_fields = _IGNORE
+        self._pause = min(self._odd_batches, _MAX_PAUSE)
+        self._odd_batches += 1
+
     def _learn_spelling(self, value: bytes) -> bool:
         """Adopt a record's spelling of the field names; return True if it differs from the current one."""
         try:
@@ -226,8 +243,10 @@ class ArrowReader:
             return False
         before = self._record.spellings()
         self._record.spell(record)
+        if before == self._record.spellings():
+            return False
         self._compile_names()
-        return before != self._record.spellings()
+        return True
 
     def _compile_names(self) -> None:
         """Compile patterns for field names that pyarrow may not recognize.
@@ -241,27 +260,42 @@ class ArrowReader:
         counts = Counter(map(str.lower, spelled))
         self._ambiguous = {name for name, count in counts.items() if count > 1}
         self._has_only_ascii = all(map(str.isascii, spelled))
+        self._has_capital = not re.fullmatch(r'[^A-Z"\\]*', "".join(spelled))
         self._other_case = _in_any_case(spelled, excluded=spelled)
         self._any_case = _in_any_case(sorted(self._ambiguous)) if self._ambiguous else None
 
-    def _other_spellings(self, text: bytes, arrays: Sequence[pa.Array]) -> list[int]:
-        """Return where a field's name may occur in a spelling that pyarrow did not recognize.
+    def _with_other_spellings(self, text: bytes, arrays: Sequence[pa.Array]) -> npt.NDArray[np.intp]:
+        """Return the lines in which a field's name may occur in a spelling that pyarrow did not recognize.
 
         Names with escape sequences are left out. `arrays` is what it has read. Raises NotColumnar if it has not
         recognized an ambiguous name everywhere, which it has if each has led to a value, and for other letters than
         ASCII in the names of columns.
         """
-        places = places_of(self._other_case, text)
+        lines = self._with_other_case(text)
         if not text.isascii():
             if not self._has_only_ascii:
                 raise NotColumnar
-            places += places_of(_KELVIN_SIGN, text)
+            lines = np.union1d(lines, lines_at(text, places_of(_KELVIN_SIGN, text)))
         if self._any_case is not None:
             pairs = zip(self._record.fields, arrays, strict=True)
             read = sum(field.count(part, self._ambiguous) for field, part in pairs)
             if read != len(self._any_case.findall(text)):
                 raise NotColumnar
-        return places
+        return lines
+
+    def _with_other_case(self, text: bytes) -> npt.NDArray[np.intp]:
+        """Return the lines in which a name may differ only in case from a spelling.
+
+        If no spelling has a capital, such a name has one. pyarrow finds these lines in linear time, but has no patterns
+        that exclude the spellings themselves.
+        """
+        if self._has_capital:
+            return lines_at(text, places_of(self._other_case, text))
+        lines = _lines_of(text)
+        chosen = pc.match_substring_regex(lines, _NAME_WITH_CAPITAL)
+        part = b"".join(lines.filter(chosen).to_pylist())
+        places = lines_at(part, places_of(self._other_case, part))
+        return np.flatnonzero(chosen.to_numpy(zero_copy_only=False))[places]
 
     def _with_escaped_names(self, text: bytes) -> npt.NDArray[np.intp]:
         """Return the lines in which a name may contain an escape sequence.
@@ -270,12 +304,15 @@ class ArrowReader:
         """
         if b"\\" not in text or b"\\u" not in text:  # one letter is found faster
             return np.array([], np.intp)
-        breaks = np.flatnonzero(np.frombuffer(text, np.uint8) == NEWLINE)
-        offsets = np.concatenate(([0], breaks + 1, [len(text)])).astype(np.int32)
-        lines = pa.BinaryArray.from_buffers(
-            pa.binary(), len(breaks) + 1, [None, pa.py_buffer(offsets), pa.py_buffer(text)]
-        )
-        return np.flatnonzero(pc.match_substring_regex(lines, _ESCAPED_NAME).to_numpy(zero_copy_only=False))
+        has_name = pc.match_substring_regex(_lines_of(text), _ESCAPED_NAME)
+        return np.flatnonzero(has_name.to_numpy(zero_copy_only=False))
+
+
+def _lines_of(text: bytes) -> pa.BinaryArray:
+    """Return the lines of the text, each with its line end."""
+    breaks = np.flatnonzero(np.frombuffer(text, np.uint8) == NEWLINE)
+    offsets = np.concatenate(([0], breaks + 1, [len(text)])).astype(np.int32)
+    return pa.BinaryArray.from_buffers(pa.binary(), len(breaks) + 1, [None, pa.py_buffer(offsets), pa.py_buffer(text)])
 
 
 def _in_any_case(names: Sequence[str], excluded: Sequence[str] = ()) -> re.Pattern[bytes]:
