@@ -28,7 +28,8 @@ FAULTS = [
     '{"note":"\x01"}', '{"short":"abcdef"}', '{"id":1', '{"id":1} x', '[{"id":1}]', "", "{", "}", "{}", "null{}",
     "\ufeff{}", '{"id":1}\r\n', ' {"id":1}', '{"id":\n1}', '{"note":"a\nb"}', '{"id":1}\n{"id":2}', '{"id":1}{"id":2}',
     '{"x":null{}}', '{"note":' + "[" * 250 + "]" * 250 + "}", '{"Id":3}', '{"id":1,"id":2}', '{"other":{"id":"x"}}',
-    '{"id" : "x"}',
+    '{"id" : "x"}', '{"id"1}', '{"note" "x","id":1}', '{"id":1"note":"x"}', '{"note":"a" "id":2}', '{"note":"a""id":2}',
+    '{"note":":x","short":":"}', '{"note":"a,","id":1}',
 ]  # fmt: skip
 FLAT = columns_of(
     id="bigint", ts="timestamp", amount="decimal(10,2)", ratio="double", flag="boolean", note="string",
@@ -71,6 +72,7 @@ NESTED_FAULTS = [
     '{"rates":{"a":1.234}}', '{"rates":{"a":"1.5","b":2}}', '{"rates":{"a":01}}', '{"rates":{"a":,"b":1}}',
     '{"rates":{"a":1e2,"b":null}}', '{"rates":{"a":1,"a ":2}}', '{"rates":{"abc":1}}', '{"rates":{"a":1 2}}',
     '{"rates":{"a":true}}', '{"rates":{"a" ,"b":1}}', '{"rates":{"a":1,"b":}}', '{"rates":{"a"}}',
+    '{"labels":{"a":"1"}"id":1}', '{"buyer"{"name":"x"}}', '{"buyer":{"name""x"}}', '{"items":[{"count":1"note":"x"}]}',
     '{"id":1,"labels":{"a":"x"}}}', '{"labels":{"a":"x"}}{}', '{"labels":{"a":"1"}',
 ]  # fmt: skip
 NESTED_SOUND = (
@@ -163,6 +165,18 @@ def test_read_when_few_records_have_a_fault_then_only_these_are_undecided() -> N
         values[50] = values[150] = fault.encode()
         _, undecided = ArrowReader(columns).read(values)
         assert undecided.nonzero()[0].tolist() == [50, 150], fault
+
+
+def test_read_when_many_records_miss_a_colon_or_a_comma_then_only_these_are_undecided() -> None:
+    cases = [(FLAT, SOUND, fault) for fault in ('{"id"1}', '{"id" 1}', '{"id":1"note":"x"}', '{"note":"a" "id":2}')]
+    cases += [
+        (NESTED, NESTED_SOUND, fault) for fault in ('{"buyer":{"name" "x"}}', '{"items":[{"count":1"note":"x"}]}')
+    ]
+    for columns, sound, fault in cases:
+        values = [(sound % (number, number, number)).encode() for number in range(200)]
+        values[5::20] = [fault.encode()] * 10
+        _, undecided = ArrowReader(columns).read(values)
+        assert undecided.nonzero()[0].tolist() == list(range(5, 200, 20)), fault
 
 
 def test_read_when_two_fifths_of_the_records_have_faults_then_arrow_reads_the_others() -> None:

@@ -17,11 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from ingestd.formats.decoder import NEWLINE
 from ingestd.formats.json.arrow_fields import ArrowField
 from ingestd.formats.json.framing import constants, frame, places_of, unsafe_lines
 from ingestd.formats.json.map_texts import MapReader, can_cut
-from ingestd.formats.json.suspects import TYPE_CHANGED, lines_at, row_of, suspects, without_lines
+from ingestd.formats.json.suspects import TYPE_CHANGED, lines_at, row_of, split, suspects, without_lines
 from ingestd.formats.json.times import timestamp_columns
 from ingestd.formats.record_decoder import MixedTimestamps, NotColumnar
 from ingestd.formats.row_batches import batch_of
@@ -291,7 +290,7 @@ class ArrowReader:
         """
         if self._has_capital:
             return lines_at(text, places_of(self._other_case, text))
-        lines = _lines_of(text)
+        lines = split(text)
         chosen = pc.match_substring_regex(lines, _NAME_WITH_CAPITAL)
         part = b"".join(lines.filter(chosen).to_pylist())
         places = lines_at(part, places_of(self._other_case, part))
@@ -304,15 +303,8 @@ class ArrowReader:
         """
         if b"\\" not in text or b"\\u" not in text:  # one letter is found faster
             return np.array([], np.intp)
-        has_name = pc.match_substring_regex(_lines_of(text), _ESCAPED_NAME)
+        has_name = pc.match_substring_regex(split(text), _ESCAPED_NAME)
         return np.flatnonzero(has_name.to_numpy(zero_copy_only=False))
-
-
-def _lines_of(text: bytes) -> pa.BinaryArray:
-    """Return the lines of the text, each with its line end."""
-    breaks = np.flatnonzero(np.frombuffer(text, np.uint8) == NEWLINE)
-    offsets = np.concatenate(([0], breaks + 1, [len(text)])).astype(np.int32)
-    return pa.BinaryArray.from_buffers(pa.binary(), len(breaks) + 1, [None, pa.py_buffer(offsets), pa.py_buffer(text)])
 
 
 def _in_any_case(names: Sequence[str], excluded: Sequence[str] = ()) -> re.Pattern[bytes]:

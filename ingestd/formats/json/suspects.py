@@ -15,6 +15,7 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ingestd.formats.decoder import NEWLINE
 
@@ -28,6 +29,9 @@ _IN_STRING = re.compile("in string|escape|surrogate|Invalid encoding")
 _TWICE = re.compile(r"Column\(/(.*)\) was specified twice", re.DOTALL)
 _LARGE = tuple(re.compile(letter + rb"(?<=[0-9.]" + letter + rb")\+?[0-9]{3}") for letter in (b"e", b"E"))
 _IN_STRUCTURE = re.compile("comma|colon|name for|document|Invalid value")
+# A name that is not followed by a colon, or follows something else than a comma or a brace.
+_WITHOUT_COLON = r'[,{][ \t\r]*"[^"\\]*"[ \t\r]*[^:,}\] \t\r]'
+_WITHOUT_COMMA = r'[^,{ \t\r][ \t\r]*"[^"\\]*"[ \t\r]*:'
 _ROW = re.compile("in row ([0-9]+)")
 _BAD_ESCAPE = re.compile(rb'\\(?:[^"\\/bfnrtu]|u(?![0-9a-fA-F]{4})|u[dD][89a-fA-F])')
 # Integers with this number of digits may be out of range.
@@ -56,6 +60,10 @@ def suspects(error: str, text: bytes, schema: pa.Schema, limit: int) -> Lines | 
         lines = named[counts > 1]
     if _IN_STRUCTURE.search(error):
         lines = np.union1d(lines, _unbalanced(letters, np.append(breaks, len(letters))))
+        for cause, fault in (("colon", _WITHOUT_COLON), ("comma", _WITHOUT_COMMA)):
+            if cause in error:
+                has_cause = pc.match_substring_regex(split(text), fault)
+                lines = np.union1d(lines, np.flatnonzero(has_cause.to_numpy(zero_copy_only=False)))
     return lines if 0 < len(lines) <= limit and len(places) <= limit else None
 
 
@@ -63,6 +71,13 @@ def lines_at(text: bytes, places: Iterable[int]) -> Lines:
     """Return the lines of the text that contain these places."""
     breaks = np.flatnonzero(np.frombuffer(text, np.uint8) == NEWLINE)
     return np.unique(np.searchsorted(breaks, list(places)))
+
+
+def split(text: bytes) -> pa.BinaryArray:
+    """Return the lines of the text, each with its line end."""
+    breaks = np.flatnonzero(np.frombuffer(text, np.uint8) == NEWLINE)
+    offsets = np.concatenate(([0], breaks + 1, [len(text)])).astype(np.int32)
+    return pa.BinaryArray.from_buffers(pa.binary(), len(breaks) + 1, [None, pa.py_buffer(offsets), pa.py_buffer(text)])
 
 
 def row_of(error: str, count: int) -> Lines | None:
