@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 import shutil
+import struct
 import subprocess
 import sys
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from google.protobuf.json_format import Parse
 
 import ingestd
-from ingestd.config.document import load
+from ingestd.acid.hive_text import hive_text
+from ingestd.config.document import Document, load
 from ingestd.config.validation import type_name
 from ingestd.errors import InvalidTable
-from ingestd.formats.options import FormatOptions
+from ingestd.formats.options import FormatOptions, decoder_of
+from ingestd.formats.registry import Registry
 from ingestd.ingest.table.target import load_target
-from tests.support.format_examples import PAGE, Example, changed, examples, new_format
+from ingestd.schema import Column, HiveType
+from tests.support.avro import encode, single_object
+from tests.support.format_examples import PAGE, Example, changed, examples, new_format, without_rows
+from tests.support.protobuf import class_of
+from tests.support.registry import RegistryServer, registry_server, serialize
 from tests.support.stack import Stack
 
 
@@ -26,8 +38,79 @@ def test_page_then_has_a_section_for_each_format() -> None:
     assert not [name for name in map(type_name, get_args(FormatOptions)) if f"\n## {name}\n" not in page]
 
 
+def test_page_then_each_yaml_block_has_rows_or_a_reason() -> None:
+    assert without_rows() == []
+
+
+@pytest.mark.parametrize("example", [example for example in examples() if example.is_json], ids=lambda e: e.section)
+def test_example_when_its_records_are_encoded_then_the_decoder_returns_the_rows_of_the_page(
+    tmp_path: Path, example: Example
+) -> None:
+    columns = [Column(name, HiveType.parse(kind)) for name, kind in (c.split(" ") for c in example.columns.split(", "))]
+    with registry_server(login="ingestd:secret") as server:
+        records = _encoded(example, server)
+        options = _loaded(tmp_path, example, server)
+        assert options.registry is not None
+        result = decoder_of(options.mappings[0].format, columns, Registry(options.registry)).decode(records)
+    assert not result.rejects
+    values = [
+        [hive_text(column.type, value) for value in batch[column.name]]
+        for batch in result.batches
+        for column in columns
+    ]
+    rows = [tuple("NULL" if value is None else value for value in row) for row in zip(*values, strict=True)]
+    assert rows == list(example.rows)
+
+
+def _encoded(example: Example, server: RegistryServer) -> list[bytes]:
+    """Return the records of an example, after the registry has their schemas."""
+    options = example.mapping["format"]
+    subject = f"{example.mapping['topics'][0]}-value"
+    if options["type"] == "protobuf":
+        [described] = [
+            other.mapping["format"]["descriptor_set"]
+            for other in examples()
+            if other.section == example.section and "descriptor_set" in other.mapping["format"]
+        ]
+        [file] = FileDescriptorSet.FromString(base64.b64decode(described)).file
+        text = base64.b64encode(file.SerializeToString()).decode()
+        identifier = server.register(subject, {"schema": text, "schemaType": "PROTOBUF"})
+        message = class_of(file, file.message_type[0].name)
+        header = struct.pack(">BIB", 0, identifier, 0)
+        return [header + Parse(record, message()).SerializeToString() for record in example.records]
+    values = [json.loads(record, parse_float=Decimal) for record in example.records]
+    if options.get("framing") == "single_object":
+        pairs = zip(example.schemas, values, strict=True)
+        return [single_object(schema, encode(schema, value)) for schema, value in pairs]
+    [schema] = example.schemas
+    serializer = server.serializer(schema)
+    return [serialize(serializer, example.mapping["topics"][0], value) for value in values]
+
+
+def _loaded(folder: Path, example: Example, server: RegistryServer) -> Document:
+    """Load the configuration of an example with the files to which it refers, and with this registry."""
+    registry = {"username": "ingestd", "password": "secret", **example.settings.get("registry", {}), "url": server.url}
+    registry.pop("ca_file", None)  # the registry of the test has no certificate
+    settings = {
+        "metastore": {"uri": "thrift://hms:9083"},
+        "kafka": {"bootstrap.servers": "broker:9092"},
+        "registry": registry,
+        "mappings": [example.mapping],
+    }
+    text = json.dumps(settings)
+    files = re.findall(r"\$\{FILE:([^}]+)\}", json.dumps(example.mapping))
+    contents = {"/run/secrets/registry": "secret", **dict(zip(files, example.schemas, strict=bool(files)))}
+    for index, (path, content) in enumerate(contents.items()):
+        place = folder / f"file{index}"
+        place.write_text(content, encoding="utf-8")
+        text = text.replace(f"${{FILE:{path}}}", f"${{FILE:{place}}}")
+    config = folder / "a.yaml"
+    config.write_text(text, encoding="utf-8")
+    return load([config])
+
+
 def test_examples_when_a_daemon_runs_them_then_the_tables_have_the_rows_of_the_page(stack: Stack) -> None:
-    found = examples()
+    found = [example for example in examples() if not example.is_json]
     topics: dict[str, str] = {}
     mappings = [_prepared(stack, example, topics) for example in found]
 
