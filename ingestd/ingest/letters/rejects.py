@@ -92,7 +92,7 @@ def check_limit(rejects: Rejects, limit: RejectLimit | None, *, read: int, plann
     if limit is None or rejects.count <= limit.of(planned):
         return
     raise rejects.first[0].error(
-        f" ({rejects.count:,} of {read:,} records are rejects; max_rejects is {limit})",
+        f" (in this transaction, {rejects.count:,} of {read:,} records are rejects; max_rejects is {limit})",
         "fix the producer or the table, or raise max_rejects; the mapping stopped before these records, and no record"
         " was lost",
     )

@@ -47,7 +47,9 @@ def test_limit_when_not_exceeded_then_nothing_is_raised(limit: RejectLimit | Non
 
 
 def test_limit_when_exceeded_then_the_error_has_the_numbers_and_the_first_record() -> None:
-    with pytest.raises(RecordError, match=r"4 of 2,000 records are rejects; max_rejects is 3\)") as caught:
+    with pytest.raises(
+        RecordError, match=r"\(in this transaction, 4 of 2,000 records are rejects; max_rejects is 3\)"
+    ) as caught:
         check_limit(_rejects(7, 4), RejectLimit(count=3), read=2000, planned=5000)
     assert caught.value.where == "clicks[0] offset 7, column id"
     assert repr(MALFORMED) in caught.value.what
