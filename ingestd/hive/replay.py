@@ -351,14 +351,19 @@ class Replay:
         self._known = self._properties()
         is_stored = event_id is None or self._known.get(LAST_ID) == str(event_id)
         if not is_stored or self._known.get(INCOMPATIBLE) == "true":
-            raise BootstrapRequired(
-                "a replicated transaction was ended by another client or timed out",
-                where=f"database {self._database}",
-                hint="bootstrap again; only the replication may end its transactions",
-            )
+            raise transaction_ended(self._database)
 
     def _properties(self) -> dict[str, str]:
         return dict(self._metastore.call("get_database", self._database).parameters or {})
+
+
+def transaction_ended(database: str) -> BootstrapRequired:
+    """Return the error for a target database that the metastore has marked as INCOMPATIBLE."""
+    return BootstrapRequired(
+        "a replicated transaction was ended by another client or timed out",
+        where=f"database {database}",
+        hint="bootstrap again; only the replication may end its transactions",
+    )
 
 
 def _write_info(write: Write) -> ttypes.WriteEventInfo:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from ingestd.errors import BootstrapRequired, ConfigError
 from ingestd.hive.client import Metastore
 from ingestd.hive.objects import change_database, find_database
+from ingestd.hive.replay import transaction_ended
 from ingestd.replication.dump_files import DumpMetadata
 from ingestd.replication.external import BASE_KEY
 from ingestd.replication.marks import EXTERNAL_BASE, INCOMPATIBLE, last_event
@@ -26,8 +27,7 @@ def continue_target(
     marks = dict(database.parameters) if database else {}
     where, hint = f"database {name}", "bootstrap again"
     if marks.get(INCOMPATIBLE) == "true":
-        text = "a replicated transaction was ended by another client or timed out"
-        raise BootstrapRequired(text, where=where, hint=hint)
+        raise transaction_ended(name)
     last = last_event(marks)
     if last is None:
         raise BootstrapRequired("the database is not a complete copy of the source", where=where, hint=hint)
