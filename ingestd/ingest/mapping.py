@@ -47,8 +47,8 @@ T = TypeVar("T")
 # The mapping stops after this many stages in a row have lost a worker or timed out.
 _STAGE_ATTEMPTS = 5
 # How long a daemon waits after it has released the lease, so that a standby can acquire it. Standbys check the lease
-# once a second.
-_ASIDE_SECONDS = 3.0
+# once a second, and a busy metastore takes its time for each of the calls.
+_ASIDE_SECONDS = 10.0
 # How long a table may be missing. Two RENAMEs that swap tables are not atomic: the name does not exist in between.
 _SWAP_SECONDS = 10.0
 # How often a paused mapping polls Kafka.
