@@ -72,12 +72,12 @@ def _elsewhere(pair: Pair) -> dict[str, str]:
 
 
 def _begun_load(pair: Pair, daemons: Daemons) -> tuple[DaemonProcess, dict[str, Any]]:
-    """Start a daemon whose load of twelve rows takes ten seconds; return it with its policy when the load has begun."""
+    """Start a daemon whose load of twelve rows takes 20 seconds; return it with its policy when the load has begun."""
     target = pair.replica.target
     for number in range(12):
         insert(pair.replica.source, pair.table, [(number, "a")])
     pair.dump()
-    slow = {**pair.load_statement.given, "ingestd.repl.bandwidth": "1KiB"}
+    slow = {**pair.load_statement.given, "ingestd.repl.bandwidth": "512B"}
     policy = policy_entry("load", str(NEVER), ReplLoad(pair.database, pair.target, slow))
     daemon = daemons.start(target, policy)
     eventually("the policy", lambda: pair.policies(target).find("load"))

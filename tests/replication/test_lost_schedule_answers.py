@@ -30,7 +30,7 @@ _CHANGE, _CLAIM, _REPORT = "scheduled_query_maintenance", "scheduled_query_poll"
 _READ = "get_scheduled_query"
 _DUMP = ReplDump(Scope("db1"), {"hive.repl.rootdir": "hdfs://nn/repl"})
 # The metastore cannot compute its times, so the worker does after each claim.
-_ODD = Every(45, Unit.MINUTE)
+_ODD = Every(23, Unit.HOUR)
 
 
 @dataclass(frozen=True)

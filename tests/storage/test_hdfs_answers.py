@@ -127,9 +127,9 @@ def test_rename_when_further_answers_are_lost_then_fails_and_the_delta_is_remove
 
 
 def test_rename_when_executed_after_the_timeout_then_nothing_appears(cluster: Cluster, proxy: HdfsProxy) -> None:
-    case = Case(cluster, proxy, cluster.options(1.0))
+    case = Case(cluster, proxy, cluster.options(4.0))
     proxy.hold(RENAME)
-    with pytest.raises(StorageUnavailable, match="not answered within 1 s"):
+    with pytest.raises(StorageUnavailable, match="not answered within 4 s"):
         case.storage.publish([case.delta({})], case.storage)
     proxy.release()
     assert case.names() == []

@@ -21,7 +21,7 @@ from tests.support.patience import LIMIT
 from tests.support.stack import eventually
 from tests.support.threads import limited_threads
 
-TIMEOUT = 2.0
+TIMEOUT = 5.0
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def test_permission_when_denied_then_names_the_user_and_the_path(
 
 
 def test_datanode_when_killed_then_writes_fail_and_succeed_after_its_restart(own: Cluster, table: str) -> None:
-    storage = own.storage(TIMEOUT * 5)
+    storage = own.storage(TIMEOUT * 2)
     assert _works(storage, table, "delta_1")
     own.box.stop_service(DATANODE, kill=True)
     with pytest.raises(StorageUnavailable):
