@@ -36,7 +36,7 @@ from ingestd.replication.copy import Copier
 from ingestd.replication.directory import Dump
 from ingestd.replication.dump_files import DumpMetadata
 from ingestd.replication.event_records import BootstrapRecord
-from ingestd.replication.external import check_base, mirrors, read_directories
+from ingestd.replication.external import mirrors, read_directories
 from ingestd.replication.fence import Fence
 from ingestd.replication.lost_tables import LostTables
 from ingestd.replication.manifest import DatabaseRecord, FunctionRecord, Manifest
@@ -54,6 +54,7 @@ from ingestd.replication.marks import (
 )
 from ingestd.replication.mirror import Mirrors
 from ingestd.replication.report import Copied, LoadReport
+from ingestd.replication.settings import check_base
 from ingestd.replication.table_load import LoadStep, TableLoad
 from ingestd.storage.contract import child
 

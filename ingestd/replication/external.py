@@ -17,9 +17,9 @@ from ingestd.errors import ConfigError, ReplicationError
 from ingestd.replication.dump_files import EXTERNAL_FILE
 from ingestd.replication.manifest import ExternalRecord, Manifest, ManifestWriter
 from ingestd.replication.mirror import Mirror
+from ingestd.replication.settings import BASE_KEY
 from ingestd.storage.contract import child, split
 
-BASE_KEY = "hive.repl.replica.external.table.base.dir"
 _Levels = tuple[str, ...]
 
 
@@ -96,27 +96,6 @@ def read_directories(manifest: Manifest) -> list[ExternalDirectory]:
         if record.directories != len(listed):
             raise manifest.damaged(EXTERNAL_FILE, f"has {len(listed)} lines instead of {record.directories}")
     return listed
-
-
-def is_fully_qualified(uri: str) -> bool:
-    """Return whether a URI has a scheme, a cluster or bucket unless it is local, and an absolute path."""
-    parts = split(uri)
-    return ":" in uri and parts.path.startswith("/") and (parts.scheme == "file" or bool(parts.authority))
-
-
-def has_credentials(uri: str) -> bool:
-    """Return whether a URI has a user, and perhaps a password, before its host or bucket."""
-    return "@" in split(uri).authority
-
-
-def check_base(base: str) -> None:
-    """Raise ConfigError unless a base directory is fully qualified."""
-    if not is_fully_qualified(base):
-        raise ConfigError(
-            f"the base directory must be a fully qualified URI, not {base!r}",
-            where=BASE_KEY,
-            hint="set it to a directory of the target, such as hdfs://nameservice/replica; / keeps the paths",
-        )
 
 
 def overlap(base: str, other: str) -> bool:

@@ -15,9 +15,10 @@ from ingestd.errors import ConfigError
 from ingestd.hive.durations import hive_seconds
 from ingestd.hive.snapshot import WriterRule
 from ingestd.keys import count, size
-from ingestd.replication.external import BASE_KEY, check_base, has_credentials, is_fully_qualified
+from ingestd.storage.contract import split
 
 ROOT_KEY = "hive.repl.rootdir"
+BASE_KEY = "hive.repl.replica.external.table.base.dir"
 _TIMEOUT_KEY = "hive.repl.bootstrap.dump.open.txn.timeout"
 _ABORT_KEY = "hive.repl.bootstrap.dump.abort.write.txn.after.timeout"
 _RETAIN_KEY = "hive.repl.retain.prev.dump.dir"
@@ -76,9 +77,19 @@ def load_settings(given: Settings) -> LoadSettings:
     return LoadSettings(values[ROOT_KEY], values.get(BASE_KEY), values.get(_BANDWIDTH_KEY))
 
 
+def check_base(base: str) -> None:
+    """Raise ConfigError unless a base directory is fully qualified."""
+    if not _is_fully_qualified(base):
+        raise ConfigError(
+            f"the base directory must be a fully qualified URI, not {base!r}",
+            where=BASE_KEY,
+            hint="set it to a directory of the target, such as hdfs://nameservice/replica; / keeps the paths",
+        )
+
+
 def _uri(text: str) -> str:
     """Return a fully qualified directory, because both sides must read the same one."""
-    if not is_fully_qualified(text):
+    if not _is_fully_qualified(text):
         raise ValueError("must be a fully qualified URI, such as hdfs://nameservice/user/hive/repl")
     return text
 
@@ -86,6 +97,17 @@ def _uri(text: str) -> str:
 def _base(text: str) -> str:
     check_base(text)
     return text
+
+
+def _is_fully_qualified(uri: str) -> bool:
+    """Return whether a URI has a scheme, a cluster or bucket unless it is local, and an absolute path."""
+    parts = split(uri)
+    return ":" in uri and parts.path.startswith("/") and (parts.scheme == "file" or bool(parts.authority))
+
+
+def _has_credentials(uri: str) -> bool:
+    """Return whether a URI has a user, and perhaps a password, before its host or bucket."""
+    return "@" in split(uri).authority
 
 
 def _boolean(text: str) -> bool:
@@ -125,7 +147,7 @@ def _values(
             if text.lower() != fixed[key]:
                 raise ConfigError(f"ingestd supports {fixed[key]!r} only, not {text!r}", where=key)
         elif key in known:
-            if has_credentials(text):  # statements are stored and shown, so the text is not repeated
+            if _has_credentials(text):  # statements are stored and shown, so the text is not repeated
                 hint = "remove them, and use storage.s3.access_key and storage.s3.secret_key in the configuration"
                 raise ConfigError("credentials in locations are not supported", where=key, hint=hint)
             try:

@@ -11,8 +11,8 @@ from ingestd.hive.client import Metastore
 from ingestd.hive.objects import change_database, find_database
 from ingestd.hive.replay import transaction_ended
 from ingestd.replication.dump_files import DumpMetadata
-from ingestd.replication.external import BASE_KEY
 from ingestd.replication.marks import EXTERNAL_BASE, INCOMPATIBLE, last_event
+from ingestd.replication.settings import BASE_KEY
 
 
 def continue_target(
