@@ -80,7 +80,10 @@ class _Watched:
 
 @dataclass(slots=True)
 class _State:
-    """The state that threads share, protected by `RowCountRepair._changed`."""
+    """The state that threads share, protected by `RowCountRepair._changed`.
+
+    `is_denied` says that the metastore does not let this user change row counts.
+    """
 
     table_id: int = 0
     watched: dict[str, _Watched] = field(default_factory=dict)
@@ -88,6 +91,7 @@ class _State:
     survey_due: float | None = None
     running: bool = False
     closing: bool = False
+    is_denied: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +126,6 @@ class RowCountRepair:
         self._halt = threading.Event()
         self._backoff = Backoff(first_seconds=1.0)
         self._is_delayed = False
-        self._is_denied = False
 
     def begin(self, table: Table, batch: WriteIdRange | None) -> None:
         """Record the transaction batch of a commit; discard the whole state if the table was recreated."""
@@ -164,13 +167,16 @@ class RowCountRepair:
 
     def denied(self, error: MetastoreDenied) -> None:
         """Note that the metastore does not let this user change row counts, and report it once."""
-        is_new, self._is_denied = not self._is_denied, True
+        with self._changed:
+            is_new = not self._state.is_denied
+            self._state.is_denied = True
         if is_new:
             self._report.delayed(self._table, error)
 
     def permitted(self) -> None:
         """Note that the metastore lets this user change row counts."""
-        self._is_denied = False
+        with self._changed:
+            self._state.is_denied = False
 
     def distrust(self, table: Table, names: Sequence[str], write_id: int) -> None:
         """Make Hive ignore row counts that this user may not change. If that fails, report why; never raises."""
@@ -306,7 +312,9 @@ class RowCountRepair:
 
     def _repair(self, table: Table, names: Sequence[str]) -> None:
         """Recount partitions a few at a time, and pause in between so that commits can acquire the lease."""
-        if names and self._is_denied:
+        with self._changed:
+            is_denied = self._state.is_denied
+        if names and is_denied:
             self._distrust(table, names)
             return
         while names and not self._halt.is_set():
