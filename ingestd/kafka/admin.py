@@ -382,12 +382,16 @@ class OffsetMirror:
         """
         asked = [_TopicPartition(*p) for p in partitions]
         limit = Deadline.after(self._timeout)
+        moving: KafkaError | None = None
         while True:
             answers, error = self._ask(asked, limit.left)
             if error is None:
                 return {TopicPartition(p.topic, p.partition): p.offset for p in answers if p.offset >= 0}
+            if error.code() == KafkaError._TIMED_OUT:
+                error = moving or error  # what a broker has answered says more
             if error.code() not in _MOVING or limit.passed:
                 raise translate_error(error, self._where, "DESCRIBE")
+            moving = error
             pause(_POLL_SECONDS)
 
     def _ask(
