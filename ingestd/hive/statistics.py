@@ -14,10 +14,12 @@ that another writer has just removed it from.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from hive_metastore import ttypes
 
+from ingestd.errors import InvalidTable
 from ingestd.hive.answers import MetastoreRefusal
 from ingestd.hive.client import Metastore
 from ingestd.hive.parameters import read_parameters
@@ -33,15 +35,17 @@ _ACCURATE, _TRUSTED = "COLUMN_STATS_ACCURATE", "BASIC_STATS"
 def distrust_counts(metastore: Metastore, table: Table, names: Sequence[str], write_id: int) -> None:
     """Remove COLUMN_STATS_ACCURATE from partitions, or from a table without partitions, under the caller's write id.
 
-    Each partition that Hive trusts costs a call. A compaction or ANALYZE may set the flag again later. Raises
-    MetastoreUnavailable, or MetastoreRefusal if the metastore does not remove the flag.
+    Each partition that Hive trusts costs a call. A compaction or ANALYZE may set the flag again later. Partitions that
+    do not exist are ignored. Raises InvalidTable if the table does not exist, MetastoreUnavailable, or MetastoreRefusal
+    if the metastore does not remove the flag.
     """
     for some in by_call(_trusted(metastore, table, names)):
         if table.partition_columns:
             existing = _existing(metastore, table, some)
             for name in some:
                 statistics = _statistics(table, name, existing.get(name) or [_unknown(table)])
-                _store(metastore, "update_partition_column_statistics_req", table, statistics, write_id)
+                with suppress(InvalidTable):  # the partition has just been dropped
+                    _store(metastore, "update_partition_column_statistics_req", table, statistics, write_id)
         else:
             # The metastore accepts a request without columns for a table, but not for a partition.
             _store(metastore, "update_table_column_statistics_req", table, _statistics(table, None, []), write_id)

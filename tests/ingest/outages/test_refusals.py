@@ -17,6 +17,7 @@ from ingestd.clock import Deadline
 from ingestd.config.document import load
 from ingestd.hive import transactions
 from ingestd.hive.client import Metastore
+from ingestd.hive.objects import drop_partitions
 from ingestd.hive.parameters import WriterView, change_parameters, read_parameters
 from ingestd.hive.partitions import ensure_partitions
 from ingestd.hive.security import Security
@@ -197,6 +198,28 @@ def test_counts_when_two_writers_distrust_them_at_once_then_hive_reads_the_rows(
     [stored] = read_parameters(stack.metastore, table, ["day=a"])
     assert "COLUMN_STATS_ACCURATE" not in stored.values
     assert stack.count() == 2
+
+
+def test_counts_when_a_partition_is_dropped_meanwhile_then_those_of_the_others_are_distrusted(stack: Stack) -> None:
+    stack.table("id int", "day string")
+    stack.sql(f"INSERT INTO {stack.name} VALUES (1, 'a'), (2, 'b')")
+    table = load_acid_table(stack.metastore, TableName("default", stack.name))
+    names = ["day=a", "day=b"]
+    before = [parameters.values for parameters in read_parameters(stack.metastore, table, names)]
+    assert ["BASIC_STATS" in values.get("COLUMN_STATS_ACCURATE", "") for values in before] == [True, True]
+    txn, write_id = transactions.begin_writing(stack.metastore, table.name, "tests")
+
+    def drop_one(method: str, _seconds: float, _outcome: str) -> None:
+        """Drop a partition when its statistics have been read."""
+        if method == "get_partitions_statistics_req":
+            drop_partitions(stack.metastore, table.name, ["day=a"], delete_data=True)
+
+    with closing(Metastore(stack.addresses.metastore, on_call=drop_one)) as client:
+        distrust_counts(client, table, names, write_id)
+    transactions.commit(stack.metastore, txn)
+    [stored] = read_parameters(stack.metastore, table, names)
+    assert stored.name == "day=b"
+    assert "COLUMN_STATS_ACCURATE" not in stored.values
 
 
 def _distrust(client: Metastore, table: Table) -> None:
