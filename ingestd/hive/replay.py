@@ -108,22 +108,23 @@ class Replay:
         CREATE TABLE AS SELECT that fails leaves its id allocated. `following` are the next transactions and write ids
         of the table in the source's log, up to the next event that drops or renames it. The same call allocates those
         that it can, so that their own calls do nothing. Raises TargetChanged if ids are missing between the target's
-        highest one and `write_id`, or if the id belongs to another transaction; MetastoreUnavailable if the metastore
-        deletes the transactions that it opens, because its database is slow.
+        highest one and `write_id`, or if the id belongs to another transaction; BootstrapRequired if another client has
+        ended a replicated transaction, or one has timed out; MetastoreUnavailable if the metastore deletes the
+        transactions that it opens, because its database is slow.
         """
         is_open = txn_id in self._opened()
         if is_open and (txn_id, table, write_id) in self._allocated:
             return Allocation.MAPPED
         highest = self.highest_write_id(table)
         if write_id > highest + 1 > 1 and not self._accepts_gaps(table):
-            raise _changed(table, f"its next write id is {highest + 1}, but that of the source is {write_id}")
+            raise self.changed(table, f"its next write id is {highest + 1}, but that of the source is {write_id}")
         if write_id <= highest and not is_open:
             return Allocation.FINISHED
         self._open_on_target(txn_id)
         if write_id <= highest and not self.has(txn_id, table, write_id):
             if self._accepts_gaps(table):
                 return Allocation.FINISHED
-            raise _changed(table, f"its write id {write_id} does not belong to the source's transaction {txn_id}")
+            raise self.changed(table, f"its write id {write_id} does not belong to the source's transaction {txn_id}")
         if write_id > highest:
             self._allocate(table, self._run(txn_id, write_id, following))
         self._allocated.add((txn_id, table, write_id))
@@ -207,6 +208,19 @@ class Replay:
                 self.abort(-write_id)
             else:
                 self._commit(-write_id, (), None)
+
+    def changed(self, table: TableName, what: str) -> ReplicationError:
+        """Return the error for a table whose write ids are not those of the source; `what` says which.
+
+        It is TargetChanged, or BootstrapRequired if another client has ended a replicated transaction.
+        """
+        if self._properties().get(INCOMPATIBLE) == "true":
+            return transaction_ended(self._database)
+        return TargetChanged(
+            f"another client has written to the target: {what}",
+            where=f"table {table}",
+            hint="drop the table and bootstrap again; only the replication may write to the target database",
+        )
 
     def sweep(self, has_ended: Callable[[int], bool]) -> list[int]:
         """Abort the open transactions whose source transaction has ended; return their source ids.
@@ -332,7 +346,7 @@ class Replay:
         made = {pair.writeId: pair.txnId for pair in pairs}
         if made != {write_id: self._opened()[txn_id].id for txn_id, write_id in run}:
             asked = [write_id for _, write_id in run]
-            raise _changed(table, f"the metastore allocated the write ids {sorted(made)} instead of {asked}")
+            raise self.changed(table, f"the metastore allocated the write ids {sorted(made)} instead of {asked}")
         self._allocated |= {(txn_id, table, write_id) for txn_id, write_id in run}
 
     def _commit(self, txn_id: int, writes: Sequence[Write], last: ttypes.ReplLastIdInfo | None) -> None:
@@ -376,12 +390,4 @@ def _write_info(write: Write) -> ttypes.WriteEventInfo:
         partition=write.partition or None,
         tableObj=write.table_object or None,
         partitionObj=write.partition_object or None,
-    )
-
-
-def _changed(table: TableName, what: str) -> TargetChanged:
-    return TargetChanged(
-        f"another client has written to the target: {what}",
-        where=f"table {table}",
-        hint="drop the table and bootstrap again; only the replication may write to the target database",
     )

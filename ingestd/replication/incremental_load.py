@@ -21,7 +21,7 @@ from itertools import groupby
 from ingestd.errors import ReplicationError
 from ingestd.hive.events import Write, WrittenFile
 from ingestd.hive.objects import change_database, table_names
-from ingestd.hive.replay import Allocation, Replay, TargetChanged
+from ingestd.hive.replay import Allocation, Replay
 from ingestd.hive.tables import TableName
 from ingestd.hive.write_ids import ValidTransactions
 from ingestd.replication.cluster import Cluster, load_lease
@@ -199,12 +199,8 @@ class _Load:
     def _is_unstored_commit(self, txn_id: int) -> bool:
         return any(self._replay.is_ambiguous(event) for event, commit in self._plan.commits.items() if commit == txn_id)
 
-    def _changed(self, table: str, write_id: int) -> TargetChanged:
-        return TargetChanged(
-            f"another client has written to the target: write id {write_id} is not one of the source",
-            where=f"table {self._name(table)}",
-            hint="drop the table and bootstrap again; only the replication may write to the target database",
-        )
+    def _changed(self, table: str, write_id: int) -> ReplicationError:
+        return self._replay.changed(self._name(table), f"write id {write_id} is not one of the source")
 
     def _name(self, table: str) -> TableName:
         return TableName(self._options.database, table)

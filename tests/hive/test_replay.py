@@ -8,11 +8,12 @@ import pytest
 from hive_metastore import ttypes
 
 from ingestd.acid.visibility import ValidWriteIds
-from ingestd.errors import ReplicationError
+from ingestd.errors import BootstrapRequired, ReplicationError
 from ingestd.hive import transactions
 from ingestd.hive.client import Metastore
 from ingestd.hive.replay import LAST_ID, Allocation, Replay, TargetChanged
 from ingestd.hive.tables import WHOLE_TABLE, TableName
+from ingestd.hive.transactions import describe_transactions
 from ingestd.hive.write_ids import as_text, parse, read_snapshot
 from tests.support.proxy import proxy
 from tests.support.replica import Replica
@@ -210,6 +211,28 @@ def test_target_when_another_client_has_allocated_the_id_then_reported(
     with pytest.raises(ReplicationError, match="next write id is 2"):
         to.allocate(8, table, 3)
     assert to.highest_write_id(table) == 1
+
+
+def _end(metastore: Metastore, table: TableName) -> None:
+    """End all transactions of the replay, as another client does."""
+    opened = [txn for txn in describe_transactions(metastore) if str(txn.hostname).endswith(f"/{table.database}")]
+    transactions.abort_all(metastore, [txn.id for txn in opened if txn.state == ttypes.TxnState.OPEN])
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_id_when_another_client_has_ended_the_transaction_then_a_bootstrap_is_required(
+    metastore: Metastore, table: TableName, *, is_taken: bool
+) -> None:
+    other = TableName(table.database, "u")
+    make_table(metastore, other)
+    to = _replay(metastore, table)
+    to.allocate(7, table, 1)
+    if is_taken:
+        transactions.begin_writing(metastore, other, "somebody")
+    _end(metastore, table)
+    with pytest.raises(BootstrapRequired, match="was ended by another client"):
+        to.allocate(7, other, 1)
+    assert to.highest_write_id(other) == is_taken
 
 
 def test_gap_when_it_is_the_first_cycle_then_accepted(metastore: Metastore, table: TableName) -> None:
