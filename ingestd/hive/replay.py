@@ -146,17 +146,20 @@ class Replay:
         `writes` name target tables and target files, which must be in place: the metastore adds them to its own event
         log with their checksums. If the transaction is not open on the target, only the id is stored. HMS does not
         store an id that another property of the database has as its value (seen with 4.2.0); then, which
-        `is_ambiguous` tells, the id is stored by another call.
+        `is_ambiguous` tells, the id is stored by another call. Another client may set or remove such a property at any
+        time, so the properties before and after the commit count.
 
         Raises BootstrapRequired if another client has ended a replicated transaction, or one has timed out.
         """
-        is_open, is_ambiguous = txn_id in self._opened(), self.is_ambiguous(event_id)
-        if is_open:
+        if txn_id in self._opened():
+            was_ambiguous = self.is_ambiguous(event_id)
             last = ttypes.ReplLastIdInfo(database=self._database, lastReplId=event_id)
             self._commit(txn_id, writes, last)
-            self._require_committed(None if is_ambiguous else event_id)
-        if not is_open or is_ambiguous:
-            self.set_last_id(event_id)
+            if self._require_committed().get(LAST_ID) == str(event_id):
+                return
+            if not was_ambiguous and not self.is_ambiguous(event_id):
+                raise transaction_ended(self._database)
+        self.set_last_id(event_id)
 
     def abort(self, txn_id: int) -> None:
         """Abort a source transaction on the target. Does nothing if it is not open there."""
@@ -360,12 +363,12 @@ class Replay:
         self._metastore.call("commit_txn", request)
         del self._opened()[txn_id]
 
-    def _require_committed(self, event_id: int | None) -> None:
-        """Raise BootstrapRequired if the metastore may have ignored a commit, which stores `event_id` unless None."""
+    def _require_committed(self) -> Mapping[str, str]:
+        """Return the properties of the database. Raises BootstrapRequired if HMS may have ignored a commit."""
         self._known = self._properties()
-        is_stored = event_id is None or self._known.get(LAST_ID) == str(event_id)
-        if not is_stored or self._known.get(INCOMPATIBLE) == "true":
+        if self._known.get(INCOMPATIBLE) == "true":
             raise transaction_ended(self._database)
+        return self._known
 
     def _properties(self) -> dict[str, str]:
         return dict(self._metastore.call("get_database", self._database).parameters or {})

@@ -11,6 +11,7 @@ from ingestd.acid.visibility import ValidWriteIds
 from ingestd.errors import BootstrapRequired, ReplicationError
 from ingestd.hive import transactions
 from ingestd.hive.client import Metastore
+from ingestd.hive.objects import change_database
 from ingestd.hive.replay import LAST_ID, Allocation, Replay, TargetChanged
 from ingestd.hive.tables import WHOLE_TABLE, TableName
 from ingestd.hive.transactions import describe_transactions
@@ -114,6 +115,24 @@ def test_commit_when_another_property_has_the_same_value_then_the_last_id_moves(
     assert _last_id(metastore, table) == "15"
     to.commit(6, [], 16)  # a transaction that is not open on the target
     assert _last_id(metastore, table) == "16"
+
+
+def test_commit_when_another_property_gets_the_same_value_meanwhile_then_the_last_id_moves(
+    metastore: Metastore, table: TableName
+) -> None:
+    _replay(metastore, table).allocate(5, table, 1)
+    methods: list[str] = []
+
+    def alter(method: str, _seconds: float, _outcome: str) -> None:
+        """Set the property when the commit has read the others."""
+        methods.append(method)
+        if method == "get_database" and "commit_txn" not in methods:
+            change_database(metastore, table.database, {"aaa": "15"})
+
+    with closing(Metastore(_uri(metastore), on_call=alter)) as observed:
+        _replay(observed, table).commit(5, [], 15)
+    assert _last_id(metastore, table) == "15"
+    assert _valid(metastore, table, 1) == [1]
 
 
 def test_transaction_when_it_writes_two_tables_then_both_have_its_ids(metastore: Metastore, table: TableName) -> None:
