@@ -193,6 +193,8 @@ class Replay:
         the partitions of these files; WHOLE_TABLE if the table has none. From the first of them on, the ids are
         allocated by transactions that end at once, and those in `written` abort with locks. So readers do not see their
         rows, until a compaction removes them. The source ids of these transactions are negative.
+
+        Raises BootstrapRequired if another client has ended a replicated transaction.
         """
         stated = min([ids.high_watermark, *(written_id - 1 for written_id in written)])
         request = ttypes.ReplTblWriteIdStateRequest(
@@ -211,6 +213,8 @@ class Replay:
                 self.abort(-write_id)
             else:
                 self._commit(-write_id, (), None)
+        if stated < ids.high_watermark:
+            self._require_committed()
 
     def changed(self, table: TableName, what: str) -> ReplicationError:
         """Return the error for a table whose write ids are not those of the source; `what` says which.

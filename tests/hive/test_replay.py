@@ -284,6 +284,24 @@ def test_write_ids_of_a_snapshot_when_set_twice_then_readers_never_see_aborted_o
     assert {table: _valid(metastore, table, ids[-1]) for table, ids in expected.items()} == expected
 
 
+def test_write_ids_of_a_snapshot_when_another_client_ends_their_transaction_then_a_bootstrap_is_required(
+    metastore: Metastore, table: TableName
+) -> None:
+    methods: list[str] = []
+
+    def end(method: str, _seconds: float, _outcome: str) -> None:
+        """End the transaction that is to be committed with the second write id."""
+        methods.append(method)
+        if method == "allocate_table_write_ids" and methods.count(method) == 2:
+            _end(metastore, table)
+
+    ids = ValidWriteIds("source.t", 3, frozenset(), frozenset({1}))
+    observed = Metastore(_uri(metastore), on_call=end)
+    with closing(observed), pytest.raises(BootstrapRequired, match="was ended by another client"):
+        _replay(observed, table).set_write_ids(table, ids, {1: [WHOLE_TABLE]})
+    assert methods.count("allocate_table_write_ids") == 3
+
+
 def test_sweep_when_a_source_transaction_has_ended_then_it_is_aborted_on_the_target(
     metastore: Metastore, table: TableName
 ) -> None:
