@@ -25,6 +25,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
+from hashlib import sha256
 from itertools import count, islice
 from types import MappingProxyType
 from typing import NamedTuple
@@ -50,6 +51,8 @@ from ingestd.hive.write_ids import as_text, read_snapshots, read_transactions
 LAST_ID = "repl.last.id"
 INCOMPATIBLE = "repl.incompatible"
 AGENT = "ingestd-repl"
+# The most characters of a transaction's host. The name of a database may have as many.
+_AGENT_CHARACTERS = 128
 _LOCK_SECONDS = 60.0
 # A metastore that deletes a transaction has taken a second to open it (metastore.txn.opentxn.timeout).
 _OPEN_SECONDS = 60.0
@@ -261,7 +264,12 @@ class Replay:
         return transactions
 
     def _agent(self, txn_id: int | str, attempt: int) -> str:
-        return "/".join([AGENT, str(txn_id), *([str(attempt)] if attempt else []), self._database])[:128]
+        """Return the agent of an attempt to open a source transaction. A name that is too long ends with a hash."""
+        agent = "/".join([AGENT, str(txn_id), *([str(attempt)] if attempt else []), self._database])
+        if len(agent) <= _AGENT_CHARACTERS:
+            return agent
+        digest = sha256(agent.encode()).hexdigest()[:16]
+        return f"{agent[: _AGENT_CHARACTERS - len(digest) - 1]}/{digest}"
 
     def _policy(self, txn_id: int) -> str:
         """Return the policy under which the metastore maps a source transaction that is open on the target."""

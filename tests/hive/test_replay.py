@@ -36,7 +36,11 @@ def table(replica: Replica, metastore: Metastore) -> TableName:
 
 def _new_table(replica: Replica, metastore: Metastore) -> TableName:
     """Create a table in a database of its own."""
-    name = TableName(replica.name("replay"), "t")
+    return _table_in(metastore, replica.name("replay"))
+
+
+def _table_in(metastore: Metastore, database: str) -> TableName:
+    name = TableName(database, "t")
     metastore.call("create_database", ttypes.Database(name=name.database, parameters={LAST_ID: "1"}))
     make_table(metastore, name)
     return name
@@ -252,6 +256,19 @@ def test_id_when_another_client_has_ended_the_transaction_then_a_bootstrap_is_re
     with pytest.raises(BootstrapRequired, match="was ended by another client"):
         to.allocate(7, other, 1)
     assert to.highest_write_id(other) == is_taken
+
+
+def test_transaction_when_the_database_of_another_has_almost_the_same_long_name_then_only_its_own_is_known(
+    replica: Replica, metastore: Metastore
+) -> None:
+    prefix = replica.name("replay").ljust(127, "x")
+    own, other = (_table_in(metastore, prefix + last) for last in "ab")
+    _replay(metastore, own).allocate(5, own, 1)
+    assert _replay(metastore, other).open_transactions == frozenset()
+    again = _replay(metastore, own)
+    assert again.open_transactions == {5}
+    again.commit(5, [], 10)
+    assert _valid(metastore, own, 1) == [1]
 
 
 def test_gap_when_it_is_the_first_cycle_then_accepted(metastore: Metastore, table: TableName) -> None:
