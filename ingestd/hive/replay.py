@@ -11,7 +11,8 @@ not allocated, and it knows which source transactions are open from the names of
 The mapping may also outlive its transaction. If the database of HMS is slow, HMS deletes a transaction that it has just
 opened, but not the mapping, and then answers with the id of the deleted one (metastore.txn.opentxn.timeout, seen with
 4.2.0). No call removes such a mapping. So `Replay` verifies each id, and opens the transaction in further attempts,
-under other policies, until it is open. Agents contain the attempt, because later calls need its policy.
+under other policies. These contain a number that no earlier load has used, so they have no such mapping. Agents contain
+it too, because later calls need the policy.
 
 If somebody else ends a transaction, or it times out, HMS removes its mapping, marks the database (`repl.incompatible`),
 and ignores its commit without an error.
@@ -21,19 +22,20 @@ One process at a time may replay into a database, so a `Replay` remembers what i
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from hashlib import sha256
-from itertools import count, islice
+from itertools import islice
 from types import MappingProxyType
 from typing import NamedTuple
 
 from hive_metastore import ttypes
 
 from ingestd.acid.visibility import ValidWriteIds
-from ingestd.clock import Deadline
+from ingestd.clock import Deadline, pause
 from ingestd.errors import BootstrapRequired, MetastoreUnavailable, ReplicationError
 from ingestd.hive.client import Metastore
 from ingestd.hive.events import Write
@@ -47,6 +49,7 @@ from ingestd.hive.transactions import (
     register_partitions,
 )
 from ingestd.hive.write_ids import as_text, read_snapshots, read_transactions
+from ingestd.retry import Backoff
 
 LAST_ID = "repl.last.id"
 INCOMPATIBLE = "repl.incompatible"
@@ -54,8 +57,10 @@ AGENT = "ingestd-repl"
 # The most characters of a transaction's host. The name of a database may have as many.
 _AGENT_CHARACTERS = 128
 _LOCK_SECONDS = 60.0
-# A metastore that deletes a transaction has taken a second to open it (metastore.txn.opentxn.timeout).
-_OPEN_SECONDS = 60.0
+# How often a load opens a transaction that the metastore deletes. There is no pause before the second attempt, because
+# the mapping that the first one has met may be that of an earlier load.
+_ATTEMPTS = 8
+_NUMBERS = 10**12
 # After a load was killed, each id that it had allocated ahead costs some calls.
 _AHEAD = 100
 _REPL_CREATED = ttypes.TxnType.REPL_CREATED
@@ -75,7 +80,7 @@ class Allocation(Enum):
 
 
 class _Opened(NamedTuple):
-    """A transaction on the target. Attempts are numbered from 0; see the module."""
+    """A transaction on the target, and the number of its attempt, which is 0 for the first one; see the module."""
 
     id: int
     attempt: int
@@ -93,6 +98,9 @@ class Replay:
         self._metastore = metastore
         self._database = database
         self._accepts_gaps = accepts_gaps
+        # The number of an attempt to open a transaction after the first one. It increases when a mapping has it that
+        # has outlived its transaction.
+        self._unused = 1 + secrets.randbelow(_NUMBERS)
         self._open: dict[int, _Opened] | None = None
         self._allocated: set[tuple[int, TableName, int]] = set()
         self._known: Mapping[str, str] | None = None
@@ -282,8 +290,10 @@ class Replay:
         """Open a source transaction on the target, unless it is open."""
         if txn_id in self._opened():
             return self._opened()[txn_id]
-        limit = Deadline.after(_OPEN_SECONDS)
-        for attempt in count():
+        attempt, waits = 0, Backoff()
+        for failed in range(_ATTEMPTS):
+            if failed > 1:
+                pause(waits.seconds())
             request = ttypes.OpenTxnRequest(
                 num_txns=1,
                 user=self._metastore.user,
@@ -296,14 +306,14 @@ class Replay:
             (opened,) = self._metastore.call("open_txns", request).txn_ids
             if self._is_open(opened):
                 self._opened()[txn_id] = _Opened(opened, attempt)
-                break
-            if limit.passed:
-                raise MetastoreUnavailable(
-                    f"open_txns: the metastore does not keep the transactions that it opens, such as {opened}",
-                    where=f"database {self._database}",
-                    hint="its database is slow; see OpenTxnTimeOut in the metastore's log",
-                )
-        return self._opened()[txn_id]
+                return self._opened()[txn_id]
+            self._unused += attempt > 0
+            attempt = self._unused
+        raise MetastoreUnavailable(
+            f"open_txns: the metastore does not keep the transactions that it opens, such as {opened}",
+            where=f"database {self._database}",
+            hint="its database is slow; see OpenTxnTimeOut in the metastore's log",
+        )
 
     def _is_open(self, opened: int) -> bool:
         """Return whether a transaction of the target is open. `get_open_txns` lists one that was just deleted."""

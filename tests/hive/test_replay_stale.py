@@ -30,8 +30,6 @@ _HASTY = {"metastore.txn.opentxn.timeout": "0ms", "metastore.hmshandler.retry.in
 _DATABASES = 7
 _STALE = 901
 """The source transaction whose mapping is stale in each database."""
-_TWICE = 902
-"""The source transaction for which those of two attempts are."""
 
 
 @pytest.fixture(scope="module")
@@ -49,19 +47,8 @@ def target(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def _make_database(hasty: Metastore, table: TableName) -> None:
     hasty.call("create_database", ttypes.Database(name=table.database, parameters={LAST_ID: "1"}))
     make_table(hasty, table)
-    for txn_id in (_STALE, _TWICE):
-        with pytest.raises(MetastoreUnavailable):
-            _replay(hasty, table).allocate(txn_id, table, 1)
-    request = ttypes.OpenTxnRequest(
-        num_txns=1,
-        user="test",
-        hostname="test",
-        replPolicy=f"{table.database}.*1",
-        replSrcTxnIds=[_TWICE],
-        txn_type=ttypes.TxnType.REPL_CREATED,
-    )
     with pytest.raises(MetastoreUnavailable):
-        hasty.call("open_txns", request)
+        _replay(hasty, table).allocate(_STALE, table, 1)
     assert _replay(hasty, table).open_transactions == frozenset()
 
 
@@ -124,14 +111,18 @@ def test_transaction_when_the_metastore_has_deleted_it_then_opened_again_and_kno
     assert to.highest_write_id(table) == 2
 
 
-def test_transaction_when_that_of_the_second_attempt_has_vanished_too_then_another_is_made_and_aborted(
+def test_transaction_when_another_load_opens_it_again_then_its_attempt_has_another_number(
     target: Metastore, table: TableName
 ) -> None:
-    assert _replay(target, table).allocate(_TWICE, table, 1) is MAPPED
-    assert _attempt(target, table, _TWICE) >= 2
-    _replay(target, table).abort(_TWICE)
+    attempts = set()
+    for write_id in (1, 2, 3):
+        to = _replay(target, table)
+        assert to.allocate(_STALE, table, write_id) is MAPPED
+        attempts.add(_attempt(target, table, _STALE))
+        to.abort(_STALE)
+    assert len(attempts) == 3
+    assert 0 not in attempts
     assert _agents(target, table) == {}
-    assert read_snapshot(target, table).aborted == {1}
     assert INCOMPATIBLE not in _database(target, table)
 
 
