@@ -61,6 +61,7 @@ TABLE = {
     "hive.partitions.PartitionsRefused": (False, 65),
     "ingest.table.refused.RecordsRefused": (True, 1),
     "hive.events.EventsExpired": (False, 65),
+    "hive.events.EventsReplaced": (False, 65),
     "replication.bootstrap_load.TargetOccupied": (False, 65),
     "replication.manifest.ManifestIncomplete": (False, 65),
     "hive.replay.TargetChanged": (False, 65),

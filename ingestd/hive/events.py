@@ -4,6 +4,9 @@ Invariant: `read` returns events with consecutive ids, or raises EventsExpired. 
 its filters drop the events of transactions, which name no database, and hide that events are missing. HMS keeps an
 event for a day by default (`metastore.event.db.listener.timetolive`). An id can be stored as a position: HMS locks its
 sequence until the change commits, so a lower id never appears after a higher one (DbNotificationListener).
+
+A metastore that was restored from a backup gives the ids of the events that it has lost to other events. Who stores an
+id as a position therefore stores the `fingerprint` of its event as well, and calls `require_same` before it goes on.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ import gzip
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
+from hashlib import sha256
 from typing import Any
 
 from hive_metastore import ttypes
@@ -24,10 +29,15 @@ from ingestd.hive.tables import TableName
 _GZIP = "gzip("
 _SCANNED = 1000
 _CATALOG_KEY, _CATALOG = "metastore.catalog.default", "hive"
+_ABSENT = "no event"
 
 
 class EventsExpired(BootstrapRequired):
     """The metastore no longer has all events after the given id."""
+
+
+class EventsReplaced(BootstrapRequired):
+    """The metastore has other events than those that were read: it was restored from a backup."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +61,14 @@ class Event:
         """The parsed message. Metastore objects in it are texts for `thrift_json.decode`."""
         parsed: dict[str, Any] = json.loads(self.text)
         return parsed
+
+    @property
+    def fingerprint(self) -> str:
+        """A text that differs from that of any other event which could have the same id. It is stored in dumps."""
+        moment = datetime.fromtimestamp(self.seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+        subject = ".".join(name for name in (self.database, self.table) if name)
+        digest = sha256(self.text.encode(errors="surrogatepass")).hexdigest()[:16]
+        return " ".join(part for part in (self.type, subject, moment, digest) if part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +147,29 @@ class EventLog:
         if not events or events[0].eventId != after + 1:
             raise self._expired(f"event {after + 1} was removed while the events were read")
 
+    def fingerprint(self, event_id: int) -> str:
+        """Return the fingerprint of an event; of one that the log does not contain, a text that says so.
+
+        Raises MetastoreUnavailable.
+        """
+        events = self._fetch(event_id - 1, 1)
+        return self._event(events[0]).fingerprint if events and events[0].eventId == event_id else _ABSENT
+
+    def require_same(self, event_id: int, fingerprint: str) -> None:
+        """Raise EventsReplaced if the log has another event of this id than the one with `fingerprint`.
+
+        A log that does not contain the event any more is not one that was replaced: `read` notices that. Without a
+        fingerprint (''), nothing is compared. Raises MetastoreUnavailable.
+        """
+        current = self.fingerprint(event_id) if fingerprint else _ABSENT
+        if current not in (fingerprint, _ABSENT):
+            raise EventsReplaced(
+                f"the event log has other events than before: event {event_id} was [{fingerprint}], and is now "
+                f"[{current}]; the metastore was probably restored from a backup",
+                where=self._where,
+                hint="the copy may have changes that the source has lost; bootstrap again",
+            )
+
     def _fetch(self, after: int, limit: int, skipped: Sequence[str] = ()) -> Sequence[Any]:
         request = ttypes.NotificationEventRequest(
             lastEvent=after, maxEvents=limit, eventTypeSkipList=list(skipped) or None
@@ -151,17 +192,25 @@ class EventLog:
         """Raise EventsExpired if an empty answer does not mean that `after` is the newest event."""
         current = self.current_id()
         if current < after:
-            raise self._expired(f"its newest event is {current}, but event {after} has already been read")
+            raise EventsExpired(
+                f"the event log is incomplete: its newest event is {current}, but event {after} has already been read",
+                where=self._where,
+                hint="the metastore was probably restored from a backup; bootstrap again",
+            )
         if current > after and not self._fetch(after, 1):
             raise self._expired(f"events {after + 1} to {current} are missing")
 
     def _expired(self, what: str) -> EventsExpired:
-        host, port = self._metastore.preferred_address
         return EventsExpired(
             f"the event log is incomplete: {what}",
-            where=f"metastore {host}:{port}",
+            where=self._where,
             hint="bootstrap again, and raise metastore.event.db.listener.timetolive or run the policy more often",
         )
+
+    @property
+    def _where(self) -> str:
+        host, port = self._metastore.preferred_address
+        return f"metastore {host}:{port}"
 
 
 def _write(raw: Any) -> Write:

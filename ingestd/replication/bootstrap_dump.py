@@ -46,7 +46,7 @@ from ingestd.hive.tables import WHOLE_TABLE, TableName
 from ingestd.hive.write_ids import as_text
 from ingestd.replication.cluster import Cluster
 from ingestd.replication.directory import Dump
-from ingestd.replication.dump_files import DumpMetadata, Phase
+from ingestd.replication.dump_files import FINGERPRINT_FILE, DumpMetadata, Phase
 from ingestd.replication.event_records import BootstrapRecord
 from ingestd.replication.exact_statistics import for_copy
 from ingestd.replication.external import ExternalDirectory, directories, store_directories
@@ -99,8 +99,9 @@ def dump_bootstrap(source: Cluster, dump: Dump, options: BootstrapDumpOptions, s
     itself a replica that is not complete, WritersActive, TransactionAborted if the snapshot was lost, so that the dump
     must be repeated, and the errors of the metastore and of the storages.
     """
-    scope = dump.state.scope
+    scope, first, log = dump.state.scope, dump.state.from_event, EventLog(source.metastore)
     _require_complete(source, scope.database)
+    fingerprint = log.fingerprint(first)
     with ReadTransaction(source.metastore, f"ingestd repl dump {scope.database}") as held:
         names = [name for name in table_names(source.metastore, scope.database) if scope.contains(name)]
         tables = [TableName(scope.database, name) for name in names]
@@ -113,11 +114,11 @@ def dump_bootstrap(source: Cluster, dump: Dump, options: BootstrapDumpOptions, s
         external: list[ExternalDirectory] = []
         TableListing(source, snapshot, writer, external, options.observe).run(tables, scope.database)
         store_directories(writer, external)
-        writer.add(BootstrapRecord(tuple(names), EventLog(source.metastore).current_id()))
+        writer.add(BootstrapRecord(tuple(names), log.current_id()))
+        writer.write_file(FINGERPRINT_FILE, fingerprint.encode())
         held.check()
         writer.finish()
         options.observe(DumpStep.MANIFEST)
-    first = dump.state.from_event
     return DumpMetadata(Phase.BOOTSTRAP, first, first, scope, payload=directory)
 
 

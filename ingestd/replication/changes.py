@@ -69,9 +69,11 @@ class Wanted:
 class Changes:
     """The changes after the event `position`, which moves as they are read. All of them are in memory."""
 
-    def __init__(self, log: EventLog, wanted: Wanted, position: int) -> None:
+    def __init__(self, log: EventLog, wanted: Wanted, position: int, fingerprint: str) -> None:
         self.scope = wanted.scope
         self.position = position
+        self.fingerprint = fingerprint
+        """That of the event `position`; '' if it is not known."""
         self.read_until = 0
         """The Unix time of the last event that was read."""
         self._log = log
@@ -88,22 +90,27 @@ class Changes:
         """Read at most `limit` events, until `stop` is set; return the id of the newest event of the log.
 
         `on_events` is called with the number of events that were read, and the number of all events to read. Raises
-        EventsExpired if events are missing.
+        EventsExpired if events are missing, and EventsReplaced if the position is that of another event.
         """
         newest = self._log.current_id()
+        self._log.require_same(self.position, self.fingerprint)
         first, last = self.position, min(newest, self.position + limit)
+        end: Event | None = None
         # Even if there is nothing to read, reading finds out whether the position is still one of the log.
         events = self._log.read(self.position, max(1, min(_PAGE, last - self.position)))
         while events:
             for event in events:
                 if event.id <= last:
                     self._add(event)
-                    self.position, self.read_until = event.id, event.seconds
+                    self.position, self.read_until, end = event.id, event.seconds, event
             on_events(self.position - first, last - first)
             if self.position >= last or stop.is_set():
                 break
             events = self._log.read(self.position, min(_PAGE, last - self.position))
-        if self.position > first:
+        if end is None:
+            self.fingerprint = self.fingerprint or self._log.fingerprint(self.position)
+        else:
+            self.fingerprint = end.fingerprint
             self._log.require(first)  # else the log may have had no files any more for some commits
         return newest
 

@@ -31,6 +31,7 @@ from enum import Enum
 from ingestd.errors import ConfigError, OwnershipLost, ReplicationError
 from ingestd.replication.dump_files import (
     EXTERNAL_FILE,
+    FINGERPRINT_FILE,
     UNTIL_FILE,
     DumpMetadata,
     DumpState,
@@ -164,15 +165,23 @@ class DumpDirectory:
                 return latest
         loaded = next((dump for dump in reversed(dumps) if dump.is_loaded), None)
         if loaded is None:
-            return self._begin(dumps, Phase.BOOTSTRAP, scope, current_event())
+            return self._begin_bootstrap(dumps, scope, current_event())
         previous = loaded.state.scope
-        changed_from = previous if previous != scope else None
-        to_event = self.metadata(loaded).to_event
-        return self._begin(dumps, Phase.INCREMENTAL, scope, to_event, changed_from, loaded.lost)
+        metadata = self.metadata(loaded)
+        state = DumpState(
+            _number_after(dumps),
+            Phase.INCREMENTAL,
+            scope,
+            metadata.to_event,
+            previous_scope=previous if previous != scope else None,
+            tables=loaded.lost,
+            fingerprint=self._fingerprint(loaded, metadata),
+        )
+        return self._begin(state)
 
     def begin_bootstrap(self, scope: Scope, current_event: Callable[[], int]) -> Dump:
         """Begin a bootstrap, whatever was dumped before; the target ignores older dumps. Raises OwnershipLost."""
-        return self._begin(self.dumps(), Phase.BOOTSTRAP, scope, current_event())
+        return self._begin_bootstrap(self.dumps(), scope, current_event())
 
     def finish_dump(self, dump: Dump, metadata: DumpMetadata, keep: int = 0) -> None:
         """Announce a complete dump to the target, and remove all earlier dumps but `keep`.
@@ -269,25 +278,26 @@ class DumpDirectory:
 
     # --- changes
 
-    def _begin(
-        self,
-        dumps: Sequence[Dump],
-        phase: Phase,
-        scope: Scope,
-        from_event: int,
-        previous: Scope | None = None,
-        tables: tuple[str, ...] = (),
-    ) -> Dump:
-        number = dumps[-1].state.number + 1 if dumps else 1
-        state = DumpState(number, phase, scope, from_event, previous, tables)
+    def _begin_bootstrap(self, dumps: Sequence[Dump], scope: Scope, from_event: int) -> Dump:
+        return self._begin(DumpState(_number_after(dumps), Phase.BOOTSTRAP, scope, from_event))
+
+    def _begin(self, state: DumpState) -> Dump:
         name = str(uuid.uuid4())
         uri = child(self.uri, name)
         self._make(name)
         self._storage.create(child(uri, _STATE), state.encode())
-        if any(dump.state.number >= number and dump.uri != uri for dump in self.dumps()):
+        if any(dump.state.number >= state.number and dump.uri != uri for dump in self.dumps()):
             self._storage.discard(uri)
             raise OwnershipLost("another process began a dump at the same time", where=self.uri)
         return Dump(uri, state, frozenset((_STATE,)))
+
+    def _fingerprint(self, dump: Dump, metadata: DumpMetadata) -> str:
+        """Return the fingerprint of the last event of a finished dump; '' if an earlier release has made it."""
+        file = child(child(dump.uri, metadata.payload or ""), FINGERPRINT_FILE)
+        try:
+            return self._storage.read(file).decode(errors="replace")
+        except NotFound:
+            return ""
 
     def _announce(self, dump: Dump, keep: int = 0) -> None:
         self._show_external(dump)
@@ -332,3 +342,8 @@ class DumpDirectory:
             return Owner.decode(self._storage.read(file), file)
         except NotFound:
             return None
+
+
+def _number_after(dumps: Sequence[Dump]) -> int:
+    """Return the number of the dump that follows `dumps`, which are sorted."""
+    return dumps[-1].state.number + 1 if dumps else 1

@@ -16,6 +16,8 @@ from ingestd.replication.scope import Scope
 
 UNTIL_FILE = "_complete_until"
 """In the manifest of a dump that does not contain all events of its time: the Unix time of the last one."""
+FINGERPRINT_FILE = "_last_event"
+"""In a manifest: the fingerprint of the last event of the dump (`Event.fingerprint`)."""
 EXTERNAL_FILE = "_external_tables_info"
 """In a manifest, and in a finished dump: the directories of the external tables (`external.py`)."""
 _NULL = r"\N"
@@ -69,6 +71,7 @@ class DumpState:
     `from_event` is the last event that the target has when it has loaded the previous dump. For a bootstrap, it is the
     last event of the log before anything was read. `previous_scope` is the scope of the previous dump, if it differs.
     `tables` could not be loaded from the previous dump, so they are bootstrapped.
+    `fingerprint` is that of the event `from_event`, for an incremental dump; '' if an earlier release has dumped it.
     `began` is the Unix time of the source: the dump contains everything up to it, unless its manifest has UNTIL_FILE.
     """
 
@@ -78,6 +81,7 @@ class DumpState:
     from_event: int
     previous_scope: Scope | None = None
     tables: tuple[str, ...] = ()
+    fingerprint: str = ""
     began: int = field(default_factory=lambda: int(now()), compare=False)
 
     def encode(self) -> bytes:
@@ -97,6 +101,7 @@ class DumpState:
                 from_event=int(values["from_event"]),
                 previous_scope=Scope(**previous) if previous else None,
                 tables=tuple(values["tables"]),
+                fingerprint=str(values.get("fingerprint", "")),
                 began=int(values.get("began", 0)),
             )
         except (KeyError, TypeError, ValueError) as error:

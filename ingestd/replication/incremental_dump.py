@@ -35,7 +35,7 @@ from ingestd.replication.bootstrap_dump import DumpStep, TableListing
 from ingestd.replication.changes import Changes, Wanted
 from ingestd.replication.cluster import Cluster
 from ingestd.replication.directory import Dump
-from ingestd.replication.dump_files import UNTIL_FILE, DumpMetadata, Phase
+from ingestd.replication.dump_files import FINGERPRINT_FILE, UNTIL_FILE, DumpMetadata, Phase
 from ingestd.replication.event_records import BootstrapRecord, TransactionsRecord, WriteRecord
 from ingestd.replication.external import ExternalDirectory, directories, store_directories
 from ingestd.replication.manifest import ManifestWriter
@@ -66,15 +66,16 @@ def dump_incremental(
     """Write the manifest of the changes into the dump's directory; return the metadata with which it is finished.
 
     May be repeated for the same dump. The dump ends early if `stop` is set. Raises EventsExpired if the log lacks
-    events, WritersActive, TransactionAborted if the snapshot of
-    bootstrapped tables was lost, so that the dump must be repeated, and the errors of the metastore and the storages.
+    events, EventsReplaced if it has others than the last dump has read, WritersActive, TransactionAborted if the
+    snapshot of bootstrapped tables was lost, so that the dump must be repeated, and the errors of the metastore and the
+    storages.
     """
     state = dump.state
     transactions = read_transactions(source.metastore)
     log = EventLog(source.metastore)
     views = frozenset(materialized_views(source.metastore, state.scope.database))
     wanted = Wanted(state.scope, state.previous_scope, frozenset(state.tables), views)
-    changes = Changes(log, wanted, state.from_event)
+    changes = Changes(log, wanted, state.from_event, state.fingerprint)
     newest = changes.read(options.events, options.on_events, stop)
     options.observe(DumpStep.EVENTS)
     directory = f"manifest-{uuid.uuid4()}"
@@ -87,6 +88,7 @@ def dump_incremental(
         writer.add(TransactionsRecord(transactions.text))
     else:
         writer.write_file(UNTIL_FILE, str(changes.read_until).encode())
+    writer.write_file(FINGERPRINT_FILE, changes.fingerprint.encode())
     writer.finish()
     options.observe(DumpStep.MANIFEST)
     is_changed = state.previous_scope is not None

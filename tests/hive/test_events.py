@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hive_metastore import ttypes
 from ingestd.errors import BootstrapRequired
 from ingestd.hive import thrift_json, transactions
 from ingestd.hive.client import Metastore
-from ingestd.hive.events import Event, EventLog, EventsExpired
+from ingestd.hive.events import Event, EventLog, EventsExpired, EventsReplaced
 from ingestd.hive.notifications import WrittenPartition, notify_writes
 from ingestd.hive.tables import TableName, load_acid_table
 from ingestd.publish.deltas import create_partitions
@@ -152,3 +153,30 @@ def test_events_when_the_cleaner_has_removed_some_then_expired(replica: Replica)
                 continue
             with pytest.raises(EventsExpired, match="missing"):
                 EventLog(cleaned).read(start, 2)
+
+
+def test_fingerprint_when_stored_by_an_earlier_release_then_is_the_same() -> None:
+    event = Event(7, 1_700_000_000, "ALTER_TABLE", "db1", "t", "{}")
+    assert event.fingerprint == "ALTER_TABLE db1.t 2023-11-14T22:13:20Z 44136fa355b3678a"
+    assert replace(event, database="", table="").fingerprint == "ALTER_TABLE 2023-11-14T22:13:20Z 44136fa355b3678a"
+
+
+def test_position_when_its_event_is_another_one_than_before_then_replaced(replica: Replica) -> None:
+    log = EventLog(replica.source.metastore)
+    _table(replica)
+    last = log.current_id()
+    before, current = (log.fingerprint(last - ago) for ago in (1, 0))
+    log.require_same(last, current)
+    log.require_same(last, "")
+    log.require_same(last + 1000, current)
+    with pytest.raises(EventsReplaced) as raised:
+        log.require_same(last, before)
+    assert f"event {last} was [{before}], and is now [{current}]" in str(raised.value)
+    assert "restored from a backup" in str(raised.value)
+    with closing(_Cleaned(replica.source.uri)) as cleaned:
+        cleaned.removed = range(last, last + 1)
+        EventLog(cleaned).require_same(last, current)
+        removed = EventLog(cleaned).fingerprint(last)
+        EventLog(cleaned).require_same(last, removed)
+    with pytest.raises(EventsReplaced, match=r"was \[no event\]"):
+        log.require_same(last, removed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -117,6 +118,29 @@ def test_dump_when_announced_then_external_tables_info_of_its_valid_manifest_is_
     dump = _begin(source)
     source.finish_dump(dump, metadata(dump, "third"))
     assert storage.read(child(dump.uri, "_external_tables_info")) == b"third"
+
+
+def test_dump_when_the_last_one_has_the_fingerprint_of_its_last_event_then_it_is_in_the_state(root: Root) -> None:
+    source, storage = _directory(root), root.storages.at(root.uri)
+    _finish(source, _begin(source, event=7), 7)  # as an earlier release did, without the file
+    _load(source)
+    dump = _begin(source)
+    assert dump.state.fingerprint == ""
+    manifest = storage.location(dump.uri).make_directory("manifest")
+    storage.create(child(manifest, "_external_tables_info"), b"")
+    storage.write(child(manifest, "_last_event"), b"COMMIT_TXN 2026-11-28")
+    source.finish_dump(dump, replace(_metadata(dump, 9), payload="manifest"))
+    _load(source)
+    assert _begin(source).state.fingerprint == "COMMIT_TXN 2026-11-28"
+    assert _begin(source) == source.dumps()[-1]
+
+
+def test_state_when_an_earlier_release_wrote_it_then_is_read() -> None:
+    state = DumpState(3, Phase.INCREMENTAL, SCOPE, 7, fingerprint="COMMIT_TXN 2026-11-28")
+    assert DumpState.decode(state.encode(), "f") == state
+    content = json.loads(state.encode())
+    del content["fingerprint"], content["began"]
+    assert DumpState.decode(json.dumps(content).encode(), "f") == replace(state, fingerprint="")
 
 
 def test_dump_when_two_processes_begin_at_once_then_at_most_one_continues(root: Root) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from shutil import copytree, rmtree
@@ -12,12 +13,13 @@ from shutil import copytree, rmtree
 import pytest
 
 from ingestd.errors import MetastoreUnavailable, OwnershipLost
-from ingestd.hive.events import EventsExpired
+from ingestd.hive.events import EventLog, EventsExpired, EventsReplaced
 from ingestd.hive.replay import Replay
 from ingestd.replication import cycle
 from ingestd.replication.bootstrap_dump import DumpStep
 from ingestd.replication.cycle import Progress, Step
 from ingestd.replication.directory import NonRecoverable
+from ingestd.replication.policy_status import State
 from ingestd.replication.runs import Status
 from ingestd.sandbox import Sandbox, SandboxOptions
 from ingestd.sandbox.release import with_events
@@ -151,3 +153,34 @@ def test_source_when_its_metastore_is_restored_from_a_backup_then_a_bootstrap_is
         pair.dump()
         pair.load()
     assert pair.rows() == [(1, "a"), (4, "d")]
+
+
+@pytest.mark.parametrize("events", [pytest.param(10_000, id="17-replaced"), pytest.param(1, id="17-replaced-limited")])
+def test_source_when_it_was_restored_and_has_the_ids_of_lost_events_again_then_a_bootstrap_is_required(
+    clusters: _Restartable, pair: Pair, events: int
+) -> None:
+    clusters.back_up("source")
+    pair.insert([(2, "b")])
+    limit = {"ingestd.repl.events": str(events)}
+    statement = replace(pair.dump_statement, given={**pair.dump_statement.given, **limit})
+    cycle.dump(pair.cluster(clusters.source), statement, Step(), pair.stop)
+    pair.load()
+    lost = EventLog(clusters.source.metastore).current_id()
+    clusters.restore("source")
+    rows = [(1, "a")]
+    while EventLog(clusters.source.metastore).current_id() <= lost:
+        rows.append((len(rows) + 2, "c"))
+        pair.insert(rows[-1:])
+    before = pair.rows()
+    with pytest.raises(EventsReplaced, match=r"event \d+ was \[.+\], and is now \[.+\]; the metastore was probably"):
+        pair.dump()
+    with pytest.raises(NonRecoverable, match="EventsReplaced"):
+        pair.load()
+    assert pair.rows() == before
+    pair.create()
+    assert {pair.status(side).state for side in (clusters.source, clusters.target)} == {State.NEEDS_BOOTSTRAP}
+    cycle.resume(pair.cluster(clusters.source), pair.dump_statement, bootstrap=True)
+    for _ in range(2):
+        pair.dump()
+        pair.load()
+    assert pair.rows() == rows
