@@ -6,6 +6,7 @@ to read the files of the source.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ingestd.hive.client import Metastore
@@ -18,14 +19,18 @@ from ingestd.storage.storages import Storages
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A cluster as one process reaches it. Thread-safe."""
+    """A cluster as one process reaches it. Thread-safe.
+
+    `check` raises the error with which the storages must not be changed any more.
+    """
 
     metastore: Metastore
     storages: Storages
+    check: Callable[[], None] = lambda: None
 
     def under(self, lease: HeldLease) -> Cluster:
         """Return the cluster for the holder of a lease: when it is lost, each call raises OwnershipLost instead."""
-        return Cluster(self.metastore.guarded(lease.check), self.storages)
+        return Cluster(self.metastore.guarded(lease.check), self.storages, lease.check)
 
 
 def load_lease(target: Cluster, database: str) -> HeldLease:
@@ -38,14 +43,20 @@ def drop_copy(target: Cluster, table: TableObject) -> None:
 
     The metastore forgets the write ids of a table only if its data is deleted as well.
     """
-    abort_left_uploads(target.storages, table)
+    abort_left_uploads(target.storages, table, target.check)
     drop_table(target.metastore, table.name, delete_data=owns_files(table))
 
 
-def abort_left_uploads(storages: Storages, table: TableObject) -> None:
+def abort_left_uploads(storages: Storages, table: TableObject, check: Callable[[], None]) -> None:
     """Abort the uploads that killed loads have left in the directory of a table whose files are removed with it.
 
     The metastore removes only the objects. No later load would find the uploads, because it does not copy the files.
+    `check` is called before each upload is aborted. In a storage that is not supported, no load can have begun one.
     """
-    if owns_files(table) and table.raw.sd.location:
-        storages.at(table.location).abort_uploads(table.location, lambda _file: True)
+
+    def is_garbage(_file: str) -> bool:
+        check()
+        return True
+
+    if owns_files(table) and table.location and storages.supports(table.location):
+        storages.at(table.location).abort_uploads(table.location, is_garbage)

@@ -131,7 +131,7 @@ class Copier:
         Coroutines must call this method in a thread.
         """
         stop = stop or threading.Event()
-        run = _Run(uuid.uuid4().hex, self._storages, files, on_progress)
+        run = _Run(uuid.uuid4().hex, self._storages, files, on_progress, self.check)
         try:
             _retried(partial(self._copy, run, stop), run, self._options.attempts, stop)
         except IngestdError:
@@ -197,10 +197,16 @@ class _Run:
     """The state of one copy. `missing` contains the files that are not done, by target.
 
     `may_leave_files` says that temporary files of this copy may exist after a task was killed or an error was raised.
+    `check` is called before what may belong to another copy is removed.
     """
 
     def __init__(
-        self, run: str, storages: Storages, files: Iterable[CopyFile], on_progress: Callable[[Progress], None]
+        self,
+        run: str,
+        storages: Storages,
+        files: Iterable[CopyFile],
+        on_progress: Callable[[Progress], None],
+        check: Callable[[], None],
     ) -> None:
         self.id = run
         self.missing = {file.target: file for file in files}
@@ -213,6 +219,7 @@ class _Run:
         self._directories = sorted({file.directory for file in self.missing.values()})
         self._is_first = True
         self._on_progress = on_progress
+        self._check = check
         self._guard = threading.Lock()
         self._all = len(self.missing), sum(file.length for file in self.missing.values())
         self._bytes = 0
@@ -263,6 +270,7 @@ class _Run:
         if self._is_first:
             for name in sizes:
                 if name.startswith(TEMPORARY):
+                    self._check()
                     self._storages.at(directory).remove_file(child(directory, name))
             self._abort_uploads(directory)
         assignments = []
@@ -282,7 +290,11 @@ class _Run:
                 self._storages.at(directory).remove_file(child(directory, name))
 
     def _abort_uploads(self, directory: str) -> None:
-        self._storages.at(directory).abort_uploads(directory, self._targets.__contains__)
+        self._storages.at(directory).abort_uploads(directory, self._is_own_upload)
+
+    def _is_own_upload(self, file: str) -> bool:
+        self._check()
+        return file in self._targets
 
     def _done(self, file: CopyFile) -> None:
         del self.missing[file.target]

@@ -68,14 +68,15 @@ class CopyAhead:
                 self.absent.add(loss.file.target)
             else:
                 lost.setdefault(record.table, loss.reason)
-        self._remove(copied.file for copied in result.copied if files[copied.file.target][1].table in lost)
+        self._remove((copied.file for copied in result.copied if files[copied.file.target][1].table in lost), copier)
         for table, reason in lost.items():
             self.lost.add(table, f"a file of the source vanished before it was copied: {reason}")
         return True
 
-    def _remove(self, files: Iterable[CopyFile]) -> None:
+    def _remove(self, files: Iterable[CopyFile], copier: Copier) -> None:
         """Remove files of tables that are lost: if a transaction has its write id from an earlier cycle, it commits."""
         for file in files:
+            copier.check()
             self.storages.at(file.target).remove_file(file.target)
 
     def _committed_later(self) -> Iterator[WrittenFileRecord]:

@@ -213,10 +213,10 @@ class _Update:
         One directory may be below another, so no update of the same call may have begun an upload. Those below hidden
         directories belong to others.
         """
-        self._copier.check()
         self._storage.abort_uploads(self.pair.target, self._is_copied)
 
     def _is_copied(self, file: str) -> bool:
+        self._copier.check()
         *directories, _ = file.removeprefix(self.pair.target).strip("/").split("/")
         return not any(map(is_hidden, directories))
 

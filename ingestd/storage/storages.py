@@ -30,6 +30,10 @@ class Storages:
     def __reduce__(self) -> tuple[type[Storages], tuple[StorageOptions]]:
         return Storages, (with_properties(self.options),)
 
+    def supports(self, uri: str) -> bool:
+        """Return whether the scheme of a URI is supported."""
+        return split(uri).scheme in _SCHEMES
+
     def at(self, uri: str) -> Storage:
         """Return the storage of a URI. Raises InvalidTable for a scheme that is not supported."""
         scheme, authority, _ = split(uri)

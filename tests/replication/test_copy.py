@@ -400,7 +400,7 @@ def test_table_when_dropped_after_a_killed_load_then_its_uploads_are_aborted(
         s3.client().create_multipart_upload(Bucket=BUCKET, Key=key)
     storage = ttypes.StorageDescriptor(location=f"s3a://{BUCKET}/{prefix}/t")
     raw = ttypes.Table(dbName="d", tableName="t", sd=storage, parameters={}, tableType=kind)
-    abort_left_uploads(Storages(s3.options), TableObject(raw))
+    abort_left_uploads(Storages(s3.options), TableObject(raw), lambda: None)
     assert [key in s3.uploads() for key in keys] == [not is_aborted, True]
 
 

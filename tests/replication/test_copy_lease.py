@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import uuid
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from hive_metastore import ttypes
 
 from ingestd.errors import OwnershipLost
+from ingestd.hive.objects import TableObject
+from ingestd.replication.cluster import abort_left_uploads
 from ingestd.replication.copy import Copier, CopyOptions
 from ingestd.replication.fence import Fence
 from ingestd.replication.transfer import CopyFile
 from ingestd.storage.storages import Storages
 from tests.support.daemon import shared_engine
+from tests.support.s3 import BUCKET, Server
 
 
 def _files(folder: Path, contents: dict[str, bytes]) -> list[CopyFile]:
@@ -84,6 +89,30 @@ def test_copy_when_another_load_begins_and_its_process_is_suspended_then_its_job
     ):
         copier.guarded(take_over, Fence.begin(storages, dump)).copy(files)
     assert len(_copied(tmp_path).keys() & contents.keys()) <= present[0] + 2  # each of two tasks may rename one now
+
+
+def test_uploads_when_the_lease_is_lost_then_those_of_the_next_load_are_not_aborted(s3: Server, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"content")
+    name = uuid.uuid4().hex
+    directory, key = f"s3a://{BUCKET}/{name}", f"{name}/file"
+    s3.client().create_multipart_upload(Bucket=BUCKET, Key=key)
+    file, storages = CopyFile(f"file:{tmp_path}/file", 7, directory, "file"), Storages(s3.options)
+    with pytest.raises(OwnershipLost):
+        Copier(storages).guarded(Lease(1).check).copy([file])
+    assert key in s3.uploads()
+    described = ttypes.StorageDescriptor(location=directory)
+    raw = ttypes.Table(dbName="d", tableName="t", sd=described, parameters={}, tableType="MANAGED_TABLE")
+    with pytest.raises(OwnershipLost):
+        abort_left_uploads(storages, TableObject(raw), Lease(1).check)
+    assert key in s3.uploads()
+    abort_left_uploads(storages, TableObject(raw), Lease(2).check)
+    assert key not in s3.uploads()
+
+
+def test_table_when_its_storage_is_not_supported_then_it_has_no_uploads() -> None:
+    described = ttypes.StorageDescriptor(location="abfs://container@account/t")
+    raw = ttypes.Table(dbName="d", tableName="t", sd=described, parameters={}, tableType="MANAGED_TABLE")
+    abort_left_uploads(Storages(), TableObject(raw), Lease(1).check)
 
 
 def test_fence_when_the_dump_is_removed_then_is_lost(tmp_path: Path) -> None:
