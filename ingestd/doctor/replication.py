@@ -1,4 +1,4 @@
-"""Checks of replication: the event log of a source, the directories of dumps, and the states of the policies.
+"""Checks of replication: the event log of a source, the time-outs of a target, and the states of the policies.
 
 Invariant: a check changes nothing; in particular, it claims no execution and no directory.
 """
@@ -10,16 +10,18 @@ from dataclasses import dataclass
 
 from ingestd.doctor.finding import Check, Verdict, fault, ok, warning
 from ingestd.errors import BootstrapRequired, ConfigError, ReplicationError
+from ingestd.hive import health
 from ingestd.hive.durations import hive_seconds
 from ingestd.hive.events import EventLog
 from ingestd.hive.schedules import Schedules
 from ingestd.replication.cluster import Cluster
 from ingestd.replication.policies import Policies
 from ingestd.replication.policy_status import PolicyStatus, State, read_statuses
-from ingestd.replication.statements import ReplDump
+from ingestd.replication.statements import ReplDump, ReplLoad
 
 _LISTENER = "DbNotificationListener"
 _LISTENERS_KEY = "metastore.transactional.event.listeners"
+_REPLICATED_KEY, _REPLICATED_DAYS = "hive.repl.txn.timeout", 11
 _TTL_KEY, _TTL = "metastore.event.db.listener.timetolive", "86400s"
 # A source is reported if the target lags behind by this part of the time after which events are removed.
 _EXPIRING = 0.5
@@ -49,6 +51,32 @@ def _event_log(examined: Replication) -> Iterator[Verdict]:
         return
     ttl = hive_seconds(metastore.call("get_config_value", _TTL_KEY, _TTL))
     yield ok(f"event log: last event {current}, events are kept for {ttl / 3600:.0f} h")
+
+
+def _transaction_timeout(examined: Replication) -> Iterator[Verdict]:
+    """The time-out of replicated transactions must not be shorter than that of others.
+
+    The housekeeper of the metastore selects replicated transactions by their own time-out, ends them only after that of
+    the others, and repeats both until nothing is left (PerformTimeoutsFunction, AbortTxnsFunction).
+    """
+    loads = [policy.name for policy in examined.policies.all() if isinstance(policy.statement, ReplLoad)]
+    metastore = examined.cluster.metastore
+    replicated = health.seconds(health.setting(metastore, _REPLICATED_KEY) or "")
+    others = health.transaction_timeout(metastore)
+    if not loads:
+        yield ok("no policy loads into a database of this metastore, so it has no replicated transactions")
+    elif replicated is None:
+        yield ok(f"{_REPLICATED_KEY} is not set")
+    elif replicated < others:
+        yield warning(
+            f"{_REPLICATED_KEY} is {replicated:,.0f} s, less than {health.TRANSACTION_TIMEOUT} ({others:,.0f} s): when"
+            f" a transaction that {', '.join(loads)} has replicated is open for longer, the metastore tries to end it"
+            " again and again, and meanwhile ends no transaction of a client that has died",
+            f"set {_REPLICATED_KEY} to more than the longest transaction of the source takes, by default"
+            f" {_REPLICATED_DAYS}d, and restart the metastore",
+        )
+    else:
+        yield ok(f"{_REPLICATED_KEY} is {replicated:,.0f} s")
 
 
 def _policies(examined: Replication) -> Iterator[Verdict]:
@@ -87,4 +115,8 @@ def _judged(status: PolicyStatus, ttl: float) -> Verdict:
     return ok(evidence)
 
 
-CHECKS = (Check("replication.event_log", _event_log), Check("replication.policies", _policies))
+CHECKS = (
+    Check("replication.event_log", _event_log),
+    Check("replication.transaction_timeout", _transaction_timeout),
+    Check("replication.policies", _policies),
+)

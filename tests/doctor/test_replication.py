@@ -1,4 +1,4 @@
-"""The doctor examines the event log of a source and the states of policies."""
+"""The doctor examines the event log of a source, the time-outs of a target, and the states of policies."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from ingestd.hive.client import Metastore
 from ingestd.hive.schedules import Schedules
 from ingestd.replication.cycle import Step
 from ingestd.replication.policies import Policies
-from ingestd.replication.statements import CreatePolicy
+from ingestd.replication.statements import CreatePolicy, ReplLoad
 from ingestd.sandbox import Addresses
 from tests.doctor.conftest import Examine
+from tests.support.metastore import Home, metastore
 from tests.support.replica import Side
 from tests.support.replica_policies import NEVER, Pair
 
 
-def _config(folder: Path, uri: str, pair: Pair) -> Path:
+def _config(folder: Path, uri: str, namespace: str) -> Path:
     document = {
         "metastore": {"uri": uri},
-        "control": {"database": pair.namespace},
-        "replication": {"namespace": pair.namespace},
+        "control": {"database": namespace},
+        "replication": {"namespace": namespace},
     }
     config = folder / "doctor.yaml"
     config.write_text(yaml.safe_dump(document))
@@ -31,7 +32,7 @@ def _config(folder: Path, uri: str, pair: Pair) -> Path:
 
 def test_doctor_when_policies_work_or_have_stopped_then_says_so(pair: Pair, examine: Examine, tmp_path: Path) -> None:
     source: Side = pair.replica.source
-    config = _config(tmp_path, source.uri, pair)
+    config = _config(tmp_path, source.uri, pair.namespace)
     empty = examine(config)
     assert empty.one("replication.policies")["evidence"] == "there is no policy yet"
     assert "needs no event log" in empty.one("replication.event_log")["evidence"]
@@ -52,11 +53,14 @@ def test_doctor_when_policies_work_or_have_stopped_then_says_so(pair: Pair, exam
     assert found["evidence"] == "policy dump: needs bootstrap: EventsExpired: the log lacks events"
     assert "ingestd policy resume --bootstrap" in found["fix"]
 
+    target = examine(_config(tmp_path, pair.replica.target.uri, pair.namespace))
+    assert target.one("replication.transaction_timeout")["evidence"] == "hive.repl.txn.timeout is 950,400 s"
+
 
 def test_doctor_when_the_metastore_of_a_source_logs_no_events_then_fault(
     pair: Pair, addresses: Addresses, examine: Examine, tmp_path: Path
 ) -> None:
-    config = _config(tmp_path, addresses.metastore, pair)
+    config = _config(tmp_path, addresses.metastore, pair.namespace)
     with closing(Metastore(addresses.metastore)) as metastore:
         policies = Policies(metastore, Schedules(metastore, pair.namespace, "tests"), pair.namespace)
         policies.create(CreatePolicy("dump", NEVER, pair.dump_statement))
@@ -66,3 +70,21 @@ def test_doctor_when_the_metastore_of_a_source_logs_no_events_then_fault(
     assert found["status"] == "fault"
     assert "the metastore logs no events, which dump would dump" in found["evidence"]
     assert "DbNotificationListener" in found["fix"]
+
+
+def test_doctor_when_replicated_transactions_time_out_before_others_then_warns(
+    processes: None, examine: Examine, tmp_path: Path
+) -> None:
+    properties = {"hive.repl.txn.timeout": "200s", "hive.txn.timeout": "300s"}
+    with metastore(Home(tmp_path / "home"), "target", properties) as server:
+        config = _config(tmp_path, server.uri, "policies")
+        name = "replication.transaction_timeout"
+        assert "has no replicated transactions" in examine(config).one(name)["evidence"]
+        with closing(Metastore(server.uri)) as client:
+            policies = Policies(client, Schedules(client, "policies", "tests"), "policies")
+            statement = ReplLoad("here", "there", {"hive.repl.rootdir": f"file:{tmp_path}"})
+            policies.create(CreatePolicy("load", NEVER, statement))
+        found = examine(config).one(name)
+    assert found["status"] == "warning"
+    assert found["evidence"].startswith("hive.repl.txn.timeout is 200 s, less than hive.txn.timeout (300 s): ")
+    assert "by default 11d" in found["fix"]
