@@ -157,10 +157,10 @@ class ColumnarDecoder(RecordDecoder, Generic[K]):
 
     def decode_batch(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, RejectReasons]:
         """See `RecordDecoder`. Raises only MixedTimestamps."""
-        records = Records(values)
+        records = Records(values, self.row.names)
         rows = self._read_rows(records)
         if (records.coarse & ~records.failed).any():
-            records = Records(values, records.coarse)
+            records = Records(values, self.row.names, records)
             rows = self._read_rows(records)
             if records.has_fine:
                 raise MixedTimestamps(records.coarse)

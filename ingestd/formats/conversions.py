@@ -147,11 +147,11 @@ def _micros(times: Ints, per_second: int, place: Values) -> pa.Array:
 
 def _require_micros(fine: Mask, place: Values) -> None:
     """Examine which timestamps have digits below the microsecond, which is the unit of all timestamps."""
-    fine = fine & ~place.records.failed[place.record]
     if fine.any():
         beside_coarse = place.records.coarse[place.record]
         place.reject(fine & beside_coarse, lambda _index: _MIXED)
-        place.records.has_fine |= bool((fine & ~beside_coarse).any())
+        sound = ~place.records.failed[place.record]
+        place.records.has_fine |= bool((fine & sound & ~beside_coarse).any())
 
 
 def to_timestamps(seconds: Ints, nanos: Ints, place: Values) -> pa.Array:
@@ -283,7 +283,7 @@ def _words(values: pa.BinaryArray, place: Values) -> tuple[_Words, Mapping[int, 
     starts, ends = bounds[:-1], bounds[1:]
     empty = ends <= starts
     if empty.any():
-        place.malformed(empty & ~place.records.failed[place.record], "a decimal has no digits")
+        place.malformed(empty & ~place.records.malformed[place.record], "a decimal has no digits")
     sign = np.where(~empty & (data[np.minimum(starts, len(data) - 1)] > 0x7F), 0xFF, 0).astype(np.uint8)
     words = np.empty((len(values), _DECIMAL_BYTES), np.uint8)
     for step in range(_DECIMAL_BYTES):

@@ -44,7 +44,7 @@ class TimestampUnits:
         out_of_range, fine = False, None
         for index, nanos in self._timestamps(row):
             out_of_range = out_of_range or not FIRST_NANO <= nanos <= LAST_NANO
-            fine = index if fine is None and nanos % NANOS_PER_MICRO else fine
+            fine = index if (fine is None or index < fine) and nanos % NANOS_PER_MICRO else fine
         if not out_of_range:
             return "" if fine is None else "ns"
         if fine is None:

@@ -2,7 +2,9 @@
 
 A binary format reads one part of all records in each of its steps, so that all records share the cost of the step.
 
-Invariant: the first cause of a record's failure is retained. What has been read for a failed record is undefined.
+Invariant: the retained cause of a record's failure does not depend on the order in which its parts are read: that it is
+malformed, else the first column of the table that cannot store its value. What has been read for a failed record is
+undefined.
 """
 
 from __future__ import annotations
@@ -38,20 +40,31 @@ _JOINS = tuple(
 class Records:
     """The records of a batch in one buffer, the unit of their timestamps (ns or us), and the causes of failures.
 
-    `failures` contains the column ('' for a malformed record) and the reason by the index of the record. `coarse` are
-    the records that have a timestamp outside the range of nanoseconds; `has_fine` says that a record which is not in
-    `coarse` has a timestamp that microseconds cannot represent.
+    `failures` contains the column ('' for a malformed record) and the reason by the index of the record. The records in
+    `malformed` cannot be read further; the others in `failed` can. `coarse` are the records that have a timestamp
+    outside the range of nanoseconds; `has_fine` says that a record which is neither failed nor in `coarse` has a
+    timestamp that microseconds cannot represent.
     """
 
-    def __init__(self, values: Sequence[bytes], coarse: Mask | None = None) -> None:
+    def __init__(self, values: Sequence[bytes], columns: Sequence[str] = (), before: Records | None = None) -> None:
+        """`columns` are the names of the table's columns in their order.
+
+        `before` are the same records after they were read in nanoseconds: their failures remain, and those that need
+        microseconds are known.
+        """
         self.text = b"".join([*values, bytes(_PADDING)])
         self.data = np.frombuffer(self.text, np.uint8)
         self.sizes: Ints = np.fromiter(map(len, values), np.int64, len(values))
         self.ends: Ints = np.cumsum(self.sizes)
-        self.failed: Mask = np.zeros(len(values), np.bool_)
-        self.failures: dict[int, tuple[str, str]] = {}
-        self.unit = "ns" if coarse is None else "us"
-        self.coarse: Mask = np.zeros(len(values), np.bool_) if coarse is None else coarse
+        self.failures: dict[int, tuple[str, str]] = {} if before is None else dict(before.failures)
+        self._ranks = {name: rank for rank, name in enumerate(("", *columns))}
+        # The rank of the column of each record's failure, and a higher number without a failure.
+        sound = len(self._ranks)
+        self._causes: Ints = np.full(len(values), sound) if before is None else before._causes.copy()
+        self.failed: Mask = self._causes < sound
+        self.malformed: Mask = self._causes == 0
+        self.unit = "ns" if before is None else "us"
+        self.coarse: Mask = np.zeros(len(values), np.bool_) if before is None else before.coarse & ~before.failed
         self.has_fine = False
         self._views: dict[str, npt.NDArray[np.generic]] = {}
 
@@ -65,9 +78,18 @@ class Records:
         return constants
 
     def fail(self, record: int, column: str, reason: str) -> None:
-        """Store the first cause of a record's failure."""
-        self.failed[record] = True
-        self.failures.setdefault(record, (column, reason))
+        """Store a cause of a record's failure, unless there is one of the same or of an earlier column."""
+        rank = self._ranks[column]
+        if rank < self._causes[record]:
+            self._causes[record] = rank
+            self.failed[record] = True
+            self.malformed[record] = not rank
+            self.failures[record] = column, reason
+
+    def without_cause(self, records: Ints, column: str) -> Mask:
+        """Return which records have no failure of this or of an earlier column ('' is before all columns)."""
+        without: Mask = self._causes[records] > self._ranks[column]
+        return without
 
     def words(self, kind: str, at: Ints) -> npt.NDArray[np.generic]:
         """Return the words of 4 or 8 bytes that begin at the given positions; `kind` is the type for numpy."""
@@ -153,7 +175,7 @@ class Values:
 
     def reject(self, bad: Mask, reason: Reason) -> None:
         """Let the records of these values fail: their column cannot store a value. `reason` gets a value's index."""
-        for index in np.flatnonzero(bad & ~self.records.failed[self.record]).tolist():
+        for index in np.flatnonzero(bad & self.records.without_cause(self.record, self.column)).tolist():
             self.reject_at(index, reason(index))
 
     def reject_at(self, index: int, reason: str) -> None:
@@ -163,7 +185,7 @@ class Values:
 
     def malformed(self, bad: Mask, what: str) -> None:
         """Let the records of these values fail, because they are not valid data of their schema."""
-        for index in np.flatnonzero(bad & ~self.records.failed[self.record]).tolist():
+        for index in np.flatnonzero(bad & ~self.records.malformed[self.record]).tolist():
             self.malformed_at(index, what)
 
     def malformed_at(self, index: int, what: str) -> None:

@@ -94,7 +94,7 @@ class Cursor(Values):
     def branches(self, count: int) -> list[Ints]:
         """Read the branch of each union; return the indexes of the values of each of its `count` branches.
 
-        Values of failed records are in no branch: the bytes behind their end could be read as nested values forever.
+        Values of malformed records are in no branch: the bytes behind their end could be read as nested values forever.
         """
         if self.depth > MAX_DEPTH:
             self.malformed(np.ones(len(self), np.bool_), TOO_DEEP)
@@ -104,7 +104,7 @@ class Cursor(Values):
         if unknown.any():
             self.malformed(unknown, "a union has no such branch")
         if self.records.failures:
-            branches = np.where(self.records.failed[self.record], -1, branches)
+            branches = np.where(self.records.malformed[self.record], -1, branches)
         return [np.flatnonzero(branches == branch) for branch in range(count)]
 
     def lengths(self) -> Ints:

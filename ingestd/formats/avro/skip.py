@@ -156,7 +156,7 @@ class _SkipUnion(Skip):
     def _skip_each(self, cursor: Cursor) -> None:
         ends = cursor.records.ends[cursor.record]
         at = cursor.at.copy()
-        for index in np.flatnonzero(~cursor.records.failed[cursor.record]).tolist():
+        for index in np.flatnonzero(~cursor.records.malformed[cursor.record]).tolist():
             try:
                 at[index] = self.end(cursor.records.text, int(at[index]), int(ends[index]), cursor.depth)
             except Malformed as error:  # noqa: PERF203
@@ -202,7 +202,7 @@ class ItemFinder:
             else:
                 self._stride(block, counts, open_arrays, starts, owners)
             cursor.at[open_arrays] = block.at
-            open_arrays = open_arrays[(counts > 0) & ~cursor.records.failed[block.record]]
+            open_arrays = open_arrays[(counts > 0) & ~cursor.records.malformed[block.record]]
         if not starts:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
         all_owners = np.concatenate(owners)
@@ -241,7 +241,7 @@ class ItemFinder:
             block.malformed((counts > block.remaining // self._item.smallest) | (counts < 0), _TOO_MANY)
         else:
             block.malformed(counts != 0, _NO_CONTENT)
-        counts[block.records.failed[block.record]] = 0
+        counts[block.records.malformed[block.record]] = 0
         return counts
 
     def _stride(self, block: Cursor, counts: Ints, arrays: Ints, starts: list[Ints], owners: list[Ints]) -> None:
@@ -263,7 +263,7 @@ class ItemFinder:
             self._item.skip(part)
             block.at[indexes] = part.at
             left[indexes] -= 1
-            indexes = indexes[(left[indexes] > 0) & ~block.records.failed[part.record]]
+            indexes = indexes[(left[indexes] > 0) & ~block.records.malformed[part.record]]
         for index in indexes.tolist():
             self._walk_one(block, index, int(left[index]), starts)
             owners.append(np.full(len(starts[-1]), arrays[index]))
