@@ -20,8 +20,8 @@ from pathlib import Path
 
 from ingestd.clock import monotonic
 from ingestd.java import find_java
-from ingestd.replication.copy import Copier, CopyOptions
-from ingestd.replication.transfer import CopyFile
+from ingestd.replication.copying.copy import Copier, CopyOptions
+from ingestd.replication.copying.transfer import CopyFile
 from ingestd.spark.engine import Engine
 from ingestd.storage.storages import Storages
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ingestd.ingest.monitoring import events
-from ingestd.replication import policy_events
+from ingestd.replication.policies import policy_events
 
 ROOT = Path(__file__).parents[1]
 SOURCES = [Path(events.__file__), Path(policy_events.__file__)]

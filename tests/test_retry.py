@@ -62,8 +62,8 @@ TABLE = {
     "ingest.table.refused.RecordsRefused": (True, 1),
     "hive.events.EventsExpired": (False, 65),
     "hive.events.EventsReplaced": (False, 65),
-    "replication.bootstrap_load.TargetOccupied": (False, 65),
-    "replication.manifest.ManifestIncomplete": (False, 65),
+    "replication.load.bootstrap.TargetOccupied": (False, 65),
+    "replication.directory.manifest.ManifestIncomplete": (False, 65),
     "hive.replay.TargetChanged": (False, 65),
     "hive.snapshot.WritersActive": (True, 69),
     "compaction.request.CompactionFailed": (False, 1),
@@ -76,8 +76,8 @@ TABLE = {
     "storage.contract.NoSpace": (True, 69),
     "storage.contract.FileChanged": (True, 69),
     "storage.contract.NoAnswer": (True, 69),
-    "replication.copy.CopyStopped": (True, 1),
-    "replication.execution.PolicyDefect": (False, 70),
+    "replication.copying.copy.CopyStopped": (True, 1),
+    "replication.policies.execution.PolicyDefect": (False, 70),
     "hive.transactions.LockTimeout": (True, 69),
     "ingest.control.RequestFailed": (False, 69),
     "ingest.table.evolution.ColumnsNeeded": (True, 1),
@@ -104,7 +104,7 @@ TABLE = {
     "spark.errors.StartCancelled": (True, 70),
     "daemon.runner.UnexpectedError": (False, 70),
     "daemon.supervisor.StillRunning": (False, 69),
-    "replication.directory.NonRecoverable": (False, 65),
+    "replication.directory.directory.NonRecoverable": (False, 65),
 }
 
 

@@ -15,10 +15,10 @@ from ingestd.daemon.http.policies import policy_entry, run_entry
 from ingestd.errors import IngestdError
 from ingestd.replication.cycle import forget
 from ingestd.replication.cycle import resume as resume_cycle
-from ingestd.replication.directory import Side
-from ingestd.replication.policies import ANY_USER
-from ingestd.replication.policy_status import PolicyStatus, read_runs, read_statuses
-from ingestd.replication.statements import (
+from ingestd.replication.directory.directory import Side
+from ingestd.replication.policies.policies import ANY_USER
+from ingestd.replication.policies.policy_status import PolicyStatus, read_runs, read_statuses
+from ingestd.replication.statements.statements import (
     AlterPolicy,
     CreatePolicy,
     DropPolicy,

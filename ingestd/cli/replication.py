@@ -17,12 +17,12 @@ from ingestd.cli.source import Source
 from ingestd.errors import ConfigError
 from ingestd.hive.schedules import Schedules
 from ingestd.replication.cluster import Cluster
-from ingestd.replication.options import ReplicationOptions
-from ingestd.replication.policies import Policies
-from ingestd.replication.policy_status import PolicyStatus, read_status
-from ingestd.replication.runs import Run, Status
-from ingestd.replication.statements import ReplDump, ReplLoad
-from ingestd.replication.worker import executor
+from ingestd.replication.policies.options import ReplicationOptions
+from ingestd.replication.policies.policies import Policies
+from ingestd.replication.policies.policy_status import PolicyStatus, read_status
+from ingestd.replication.policies.runs import Run, Status
+from ingestd.replication.policies.worker import executor
+from ingestd.replication.statements.statements import ReplDump, ReplLoad
 from ingestd.spark.options import SparkOptions
 from ingestd.storage.storages import Storages
 

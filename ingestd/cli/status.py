@@ -23,7 +23,7 @@ from ingestd.daemon.http.policies import policy_entry
 from ingestd.errors import IngestdError
 from ingestd.ingest.inspection.stored import StoredMapping
 from ingestd.kafka.hidden import BRIEF_SECONDS
-from ingestd.replication.policy_status import read_statuses
+from ingestd.replication.policies.policy_status import read_statuses
 
 _COLUMNS = (
     *(Column("mapping"), Column("table"), Column("state"), number("lag"), Column("behind"), Column("last commit")),

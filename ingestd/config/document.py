@@ -23,7 +23,7 @@ from ingestd.hive.tables import TableName
 from ingestd.ingest.options import CommitOptions, ControlOptions, DeadLetterOptions, MappingOptions
 from ingestd.kafka.settings import client_faults, setting_faults
 from ingestd.keys import NOT_EMPTY, Doc, Seconds, Setting
-from ingestd.replication.options import ReplicationOptions
+from ingestd.replication.policies.options import ReplicationOptions
 from ingestd.spark.options import SparkOptions
 from ingestd.storage.hadoop import read_properties
 from ingestd.storage.options import StorageOptions

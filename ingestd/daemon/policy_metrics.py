@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ingestd.clock import now
-from ingestd.replication.policy_status import PolicyStatus, State
-from ingestd.replication.runs import Status
-from ingestd.replication.worker import Totals
+from ingestd.replication.policies.policy_status import PolicyStatus, State
+from ingestd.replication.policies.runs import Status
+from ingestd.replication.policies.worker import Totals
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ingestd.config.document import Document
 from ingestd.errors import ConfigError, ConfigFaults
 from ingestd.ingest.options import MappingOptions
-from ingestd.replication.options import ReplicationOptions
+from ingestd.replication.policies.options import ReplicationOptions
 
 # The sections that a running daemon cannot change, because connections, the Spark session and a server depend on them.
 _FIXED_SECTIONS = ("metastore", "spark", "storage", "control", "http")

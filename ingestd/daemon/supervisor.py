@@ -29,8 +29,8 @@ from ingestd.ingest.services import Clients, Handles
 from ingestd.ingest.steps import Observe, ignore
 from ingestd.ingest.workers import Worker, Workers
 from ingestd.replication.cluster import Cluster
-from ingestd.replication.policy_status import PolicyStatus
-from ingestd.replication.worker import PolicyWorker, Totals
+from ingestd.replication.policies.policy_status import PolicyStatus
+from ingestd.replication.policies.worker import PolicyWorker, Totals
 from ingestd.spark.engine import JobGroup
 from ingestd.spark.errors import EngineLost
 

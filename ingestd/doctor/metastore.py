@@ -17,7 +17,7 @@ from ingestd.hive import health, replay
 from ingestd.hive.client import Metastore
 from ingestd.hive.health import ClockReading, Uncommitted
 from ingestd.ingest.inspection.checks import grants_locks
-from ingestd.replication.holds import HOLD
+from ingestd.replication.policies.holds import HOLD
 
 _OLDEST_MAJOR = 4
 _TIMEOUT, _REAPER = "hive.txn.timeout", "metastore.acid.housekeeper.interval"
@@ -192,7 +192,8 @@ def _is_replicated(txn: Uncommitted) -> bool:
 def oldest_of(some: Sequence[Uncommitted]) -> Uncommitted | None:
     """Return the transaction that has been open for the longest time, if that is known.
 
-    The holds of replication are left out: they stay open on purpose, and end by themselves (`replication/holds.py`).
+    The holds of replication are left out: they stay open on purpose, and end by themselves
+    (`replication/policies/holds.py`).
     """
     others = (txn for txn in some if txn.started and f" at {HOLD} " not in txn.owner)
     return min(others, key=lambda txn: txn.started, default=None)

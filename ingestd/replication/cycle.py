@@ -16,19 +16,19 @@ from typing import TypeVar
 from ingestd.errors import ConfigError, IngestdError, ReplicationError
 from ingestd.hive.events import EventLog
 from ingestd.hive.replay import Replay
-from ingestd.replication.bootstrap_dump import BootstrapDumpOptions, DumpStep, dump_bootstrap
-from ingestd.replication.bootstrap_load import BootstrapLoadOptions, load_bootstrap
 from ingestd.replication.cluster import Cluster
-from ingestd.replication.copy import Copier, CopyOptions
-from ingestd.replication.directory import Dump, DumpDirectory, Side, Skipped
-from ingestd.replication.dump_files import DumpMetadata, Owner, Phase
+from ingestd.replication.copying.copy import Copier, CopyOptions
+from ingestd.replication.copying.report import LoadReport
+from ingestd.replication.directory.directory import Dump, DumpDirectory, Side, Skipped
+from ingestd.replication.directory.dump_files import DumpMetadata, Owner, Phase
+from ingestd.replication.dump.bootstrap import BootstrapDumpOptions, DumpStep, dump_bootstrap
+from ingestd.replication.dump.incremental import IncrementalDumpOptions, dump_incremental
+from ingestd.replication.dump.source_marks import mark_source, require_source, unmark_source
 from ingestd.replication.external import overlap
-from ingestd.replication.incremental_dump import IncrementalDumpOptions, dump_incremental
-from ingestd.replication.incremental_load import IncrementalLoadOptions, ReplayStep, load_incremental
-from ingestd.replication.report import LoadReport
-from ingestd.replication.source_marks import mark_source, require_source, unmark_source
-from ingestd.replication.statements import ReplDump, ReplLoad
-from ingestd.replication.table_load import LoadStep
+from ingestd.replication.load.bootstrap import BootstrapLoadOptions, load_bootstrap
+from ingestd.replication.load.incremental import IncrementalLoadOptions, ReplayStep, load_incremental
+from ingestd.replication.load.table_load import LoadStep
+from ingestd.replication.statements.statements import ReplDump, ReplLoad
 from ingestd.spark.engine import Engine
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any
 
 from ingestd.hive.objects import PartitionObject, TableObject
-from ingestd.replication.event_records import ABORT, ALLOCATE, COMMIT, EventRecord
+from ingestd.replication.directory.event_records import ABORT, ALLOCATE, COMMIT, EventRecord
 
 _MOVING = frozenset(("CREATE_TABLE", "DROP_TABLE", "DROP_PARTITION"))
 ALTERATIONS = frozenset(("ALTER_TABLE", "ALTER_PARTITION", "ALTER_PARTITIONS"))

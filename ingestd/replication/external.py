@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from ingestd.acid.visibility import is_hidden
 from ingestd.errors import ConfigError, ReplicationError
-from ingestd.replication.dump_files import EXTERNAL_FILE
-from ingestd.replication.manifest import ExternalRecord, Manifest, ManifestWriter
-from ingestd.replication.mirror import Mirror
-from ingestd.replication.settings import BASE_KEY
+from ingestd.replication.copying.mirror import Mirror
+from ingestd.replication.directory.dump_files import EXTERNAL_FILE
+from ingestd.replication.directory.manifest import ExternalRecord, Manifest, ManifestWriter
+from ingestd.replication.statements.settings import BASE_KEY
 from ingestd.storage.contract import child, split
 
 _Levels = tuple[str, ...]

@@ -9,10 +9,10 @@ import pytest
 from ingestd.config.document import Document, validate
 from ingestd.config.files import Settings
 from ingestd.errors import ConfigError
-from ingestd.replication.options import PolicyOptions, ReplicationOptions
-from ingestd.replication.schedule import Every, Unit
-from ingestd.replication.scope import Scope
-from ingestd.replication.statements import ReplDump
+from ingestd.replication.policies.options import PolicyOptions, ReplicationOptions
+from ingestd.replication.statements.schedule import Every, Unit
+from ingestd.replication.statements.scope import Scope
+from ingestd.replication.statements.statements import ReplDump
 
 METASTORE = {"uri": "thrift://localhost:9083"}
 ROOT = "hdfs://ns/repl"

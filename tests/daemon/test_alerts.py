@@ -15,7 +15,7 @@ import yaml
 
 from ingestd.daemon.metrics import Metrics
 from ingestd.daemon.policy_metrics import PolicyMetrics
-from ingestd.replication.worker import Totals
+from ingestd.replication.policies.worker import Totals
 
 DOCS = Path(__file__).parents[2] / "docs"
 RULES = DOCS / "monitoring" / "alerts.yaml"

@@ -24,7 +24,7 @@ from ingestd.errors import ConfigError, MetastoreUnavailable, RecordError
 from ingestd.ingest.control import Request
 from ingestd.kafka.hidden import Hidden
 from ingestd.kafka.ranges import TopicPartition
-from ingestd.replication.execution import PolicyDefect
+from ingestd.replication.policies.execution import PolicyDefect
 from tests.support.http import LOOPBACK, Client, StaticFleet, commit, server_threads, serving
 from tests.support.patience import LIMIT
 from tests.support.policies import status as policy_status

@@ -26,8 +26,8 @@ from ingestd.ingest.steps import STEPS
 from ingestd.kafka.hidden import Hidden
 from ingestd.kafka.ranges import TopicPartition
 from ingestd.kafka.timestamps import FirstRecord
-from ingestd.replication.policy_status import State as PolicyState
-from ingestd.replication.worker import Totals
+from ingestd.replication.policies.policy_status import State as PolicyState
+from ingestd.replication.policies.worker import Totals
 from ingestd.sandbox import Addresses
 from tests.support.policies import status
 

@@ -18,7 +18,7 @@ from ingestd.daemon.http.live import MAX_STREAMS
 from ingestd.errors import MetastoreUnavailable, RecordError
 from ingestd.kafka.hidden import Hidden
 from ingestd.kafka.ranges import TopicPartition
-from ingestd.replication.policy_status import State
+from ingestd.replication.policies.policy_status import State
 from tests.support.browser import Browser, browser
 from tests.support.http import StaticFleet, commit, serving
 from tests.support.metastore import free_port

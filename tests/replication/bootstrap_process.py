@@ -10,12 +10,12 @@ from typing import Any
 from ingestd.hive.client import Metastore
 from ingestd.hive.events import EventLog
 from ingestd.hive.snapshot import WriterRule
-from ingestd.replication.bootstrap_dump import BootstrapDumpOptions, dump_bootstrap
-from ingestd.replication.bootstrap_load import BootstrapLoadOptions, load_bootstrap
 from ingestd.replication.cluster import Cluster
-from ingestd.replication.copy import Copier
-from ingestd.replication.directory import Dump, DumpDirectory
-from ingestd.replication.scope import Scope
+from ingestd.replication.copying.copy import Copier
+from ingestd.replication.directory.directory import Dump, DumpDirectory
+from ingestd.replication.dump.bootstrap import BootstrapDumpOptions, dump_bootstrap
+from ingestd.replication.load.bootstrap import BootstrapLoadOptions, load_bootstrap
+from ingestd.replication.statements.scope import Scope
 from ingestd.storage.storages import Storages
 from tests.support.replica_kills import Ending, ProcessStep
 

@@ -11,10 +11,10 @@ from ingestd.hive.client import Metastore
 from ingestd.hive.events import EventLog
 from ingestd.hive.snapshot import WriterRule
 from ingestd.replication.cluster import Cluster
-from ingestd.replication.copy import Copier
-from ingestd.replication.directory import Dump, DumpDirectory
-from ingestd.replication.incremental_dump import IncrementalDumpOptions, dump_incremental
-from ingestd.replication.incremental_load import IncrementalLoadOptions, load_incremental
+from ingestd.replication.copying.copy import Copier
+from ingestd.replication.directory.directory import Dump, DumpDirectory
+from ingestd.replication.dump.incremental import IncrementalDumpOptions, dump_incremental
+from ingestd.replication.load.incremental import IncrementalLoadOptions, load_incremental
 from ingestd.storage.storages import Storages
 from tests.support.replica_kills import Ending, ProcessStep
 

@@ -28,12 +28,12 @@ from ingestd.hive.objects import TableKind, find_partitions, table_names
 from ingestd.hive.snapshot import WriterRule, WritersActive
 from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import abort, begin_writing, open_transactions
-from ingestd.replication.bootstrap_dump import BootstrapDumpOptions, DumpStep, dump_bootstrap
-from ingestd.replication.bootstrap_load import TargetOccupied
 from ingestd.replication.cluster import Cluster
-from ingestd.replication.directory import Skipped
-from ingestd.replication.scope import Scope
-from ingestd.replication.table_load import LoadStep
+from ingestd.replication.directory.directory import Skipped
+from ingestd.replication.dump.bootstrap import BootstrapDumpOptions, DumpStep, dump_bootstrap
+from ingestd.replication.load.bootstrap import TargetOccupied
+from ingestd.replication.load.table_load import LoadStep
+from ingestd.replication.statements.scope import Scope
 from ingestd.storage.storages import Storages
 from tests.support.replica import Replica
 from tests.support.replica_copying import AT_ONCE, TABLES, Copying, fill, new_copying, same_write_ids

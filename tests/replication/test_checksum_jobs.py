@@ -9,8 +9,8 @@ import pytest
 from pyarrow import orc, parquet
 
 from ingestd.acid.rows import FileFormat, RowFile
-from ingestd.replication.checksum_jobs import ColumnChecks, Layout
-from ingestd.replication.column_checksum import Checksums
+from ingestd.replication.verify.checksum_jobs import ColumnChecks, Layout
+from ingestd.replication.verify.column_checksum import Checksums
 from ingestd.storage.storages import Storages
 from tests.support.daemon import shared_engine
 

@@ -7,7 +7,7 @@ from hive_metastore import ttypes
 
 from ingestd.acid.visibility import ValidWriteIds
 from ingestd.hive.objects import TableObject
-from ingestd.replication.claimed_rows import claimed_rows, wrong_claim
+from ingestd.replication.verify.claimed_rows import claimed_rows, wrong_claim
 
 IDS = ValidWriteIds("a.t", 6, open=frozenset({5}), aborted=frozenset({4}))
 EXACT = '{"BASIC_STATS":"true"}'

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ingestd.replication.column_checksum import Checksums, checksums
+from ingestd.replication.verify.column_checksum import Checksums, checksums
 
 DAY, MOMENT = dt.date(2020, 2, 29), dt.datetime(2020, 2, 29, 1, 2, 3)
 VALUES: dict[str, tuple[pa.DataType, list[object]]] = {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from ingestd.acid.layout import parse_directory
-from ingestd.replication.compacted import unexplained
+from ingestd.replication.verify.compacted import unexplained
 
 TWO = "delta_0000002_0000002_0000"
 DELETES = "delete_delta_0000003_0000003_0000"

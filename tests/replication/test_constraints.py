@@ -10,8 +10,8 @@ from hive_metastore import ttypes
 from ingestd.hive.attachments import Constraint, ConstraintKind, add_constraints, list_constraints
 from ingestd.hive.objects import table_names
 from ingestd.hive.tables import TableName
-from ingestd.replication.manifest import ConstraintRecord, Manifest
-from ingestd.replication.scope import Scope
+from ingestd.replication.directory.manifest import ConstraintRecord, Manifest
+from ingestd.replication.statements.scope import Scope
 from ingestd.storage.contract import child
 from ingestd.storage.storages import Storages
 from tests.support.replica import Replica

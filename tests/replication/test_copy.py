@@ -23,8 +23,8 @@ from hive_metastore import ttypes
 from ingestd.errors import StorageUnavailable
 from ingestd.hive.objects import TableObject
 from ingestd.replication.cluster import abort_left_uploads
-from ingestd.replication.copy import Copier, CopyOptions, CopyStopped, Progress, packed
-from ingestd.replication.transfer import Assignment, CopyFile
+from ingestd.replication.copying.copy import Copier, CopyOptions, CopyStopped, Progress, packed
+from ingestd.replication.copying.transfer import Assignment, CopyFile
 from ingestd.storage.contract import NoSpace, Storage, Stream, child
 from ingestd.storage.local import LocalStorage
 from ingestd.storage.storages import Storages
@@ -245,8 +245,8 @@ def test_copy_when_a_target_is_named_twice_then_the_last_file_is_copied(tmp_path
 
 _COPY_SLOWLY = """
 import sys
-from ingestd.replication.copy import Copier, CopyOptions
-from ingestd.replication.transfer import CopyFile
+from ingestd.replication.copying.copy import Copier, CopyOptions
+from ingestd.replication.copying.transfer import CopyFile
 from ingestd.storage.storages import Storages
 from ingestd.storage.stream import BytesStream, read_all
 source, target = sys.argv[1:]

@@ -13,9 +13,9 @@ from hive_metastore import ttypes
 from ingestd.errors import OwnershipLost
 from ingestd.hive.objects import TableObject
 from ingestd.replication.cluster import abort_left_uploads
-from ingestd.replication.copy import Copier, CopyOptions
-from ingestd.replication.fence import Fence
-from ingestd.replication.transfer import CopyFile
+from ingestd.replication.copying.copy import Copier, CopyOptions
+from ingestd.replication.copying.fence import Fence
+from ingestd.replication.copying.transfer import CopyFile
 from ingestd.storage.storages import Storages
 from tests.support.daemon import shared_engine
 from tests.support.s3 import BUCKET, Server

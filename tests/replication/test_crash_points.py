@@ -38,11 +38,11 @@ from ingestd.hive.objects import change_database
 from ingestd.hive.replay import Replay, TargetChanged
 from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import abort, begin_writing, commit, open_transactions
-from ingestd.replication.bootstrap_dump import DumpStep
-from ingestd.replication.directory import Skipped
-from ingestd.replication.incremental_load import ReplayStep
+from ingestd.replication.directory.directory import Skipped
+from ingestd.replication.dump.bootstrap import DumpStep
+from ingestd.replication.load.incremental import ReplayStep
+from ingestd.replication.load.table_load import LoadStep
 from ingestd.replication.marks import LAST_ID, PENDING
-from ingestd.replication.table_load import LoadStep
 from tests.support.patience import LIMIT
 from tests.support.replica import Replica
 from tests.support.replica_changes import INSERT, assert_same, do_everything, visible_write_ids

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from ingestd.errors import ConfigError, OwnershipLost, ReplicationError
-from ingestd.replication.directory import Dump, DumpDirectory, NonRecoverable, Side, Skipped
-from ingestd.replication.dump_files import DumpMetadata, DumpState, Owner, Phase
-from ingestd.replication.scope import Scope
+from ingestd.replication.directory.directory import Dump, DumpDirectory, NonRecoverable, Side, Skipped
+from ingestd.replication.directory.dump_files import DumpMetadata, DumpState, Owner, Phase
+from ingestd.replication.statements.scope import Scope
 from ingestd.storage.contract import NotFound, Storage, child
 from ingestd.storage.local import LocalStorage
 from ingestd.storage.storages import Storages

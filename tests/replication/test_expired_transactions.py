@@ -13,10 +13,10 @@ import pytest
 from ingestd.errors import BootstrapRequired
 from ingestd.hive.objects import find_database
 from ingestd.replication import cycle
-from ingestd.replication.directory import NonRecoverable
-from ingestd.replication.incremental_load import ReplayStep
+from ingestd.replication.directory.directory import NonRecoverable
+from ingestd.replication.load.incremental import ReplayStep
 from ingestd.replication.marks import INCOMPATIBLE
-from ingestd.replication.policy_status import State
+from ingestd.replication.policies.policy_status import State
 from ingestd.sandbox import Sandbox, SandboxOptions
 from ingestd.sandbox.release import with_events
 from ingestd.sandbox.state import Layout

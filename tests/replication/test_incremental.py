@@ -39,12 +39,12 @@ from ingestd.hive.partitions import rename_partition
 from ingestd.hive.replay import Replay
 from ingestd.hive.tables import WHOLE_TABLE, TableName
 from ingestd.hive.transactions import abort, allocate, begin, begin_writing, commit
-from ingestd.replication.bootstrap_dump import DumpStep
-from ingestd.replication.copy import Copier, CopyOptions
-from ingestd.replication.directory import Dump
-from ingestd.replication.incremental_load import ReplayStep
+from ingestd.replication.copying.copy import Copier, CopyOptions
+from ingestd.replication.directory.directory import Dump
+from ingestd.replication.dump.bootstrap import DumpStep
+from ingestd.replication.load.incremental import ReplayStep
 from ingestd.replication.marks import INCOMPATIBLE, PENDING
-from ingestd.replication.scope import Scope
+from ingestd.replication.statements.scope import Scope
 from ingestd.storage.local import local_path
 from ingestd.storage.storages import Storages
 from tests.support.daemon import shared_engine

@@ -21,10 +21,10 @@ from ingestd.hive.partitions import rename_partition
 from ingestd.hive.replay import Replay
 from ingestd.hive.tables import WHOLE_TABLE, TableName
 from ingestd.hive.transactions import abort, begin_writing, commit
-from ingestd.replication.bootstrap_dump import DumpStep
-from ingestd.replication.copy import CopyStopped
-from ingestd.replication.directory import Skipped
-from ingestd.replication.incremental_load import ReplayStep
+from ingestd.replication.copying.copy import CopyStopped
+from ingestd.replication.directory.directory import Skipped
+from ingestd.replication.dump.bootstrap import DumpStep
+from ingestd.replication.load.incremental import ReplayStep
 from tests.support.patience import LIMIT
 from tests.support.proxy import proxy
 from tests.support.replica_changes import INSERT, alter, assert_same, column_statistics, do_everything, renamed

@@ -14,13 +14,13 @@ from ingestd.hive.compactions import read_compactions, request_compaction
 from ingestd.hive.objects import find_table
 from ingestd.hive.tables import WHOLE_TABLE, TableName
 from ingestd.hive.transactions import abort_all, open_transactions
-from ingestd.replication.bootstrap_load import load_bootstrap
-from ingestd.replication.checksum_jobs import ColumnChecks
 from ingestd.replication.cluster import Cluster
-from ingestd.replication.content import Verdict
-from ingestd.replication.copy import Copier
-from ingestd.replication.scope import Scope
-from ingestd.replication.verify import TableReport, verify
+from ingestd.replication.copying.copy import Copier
+from ingestd.replication.load.bootstrap import load_bootstrap
+from ingestd.replication.statements.scope import Scope
+from ingestd.replication.verify.checksum_jobs import ColumnChecks
+from ingestd.replication.verify.content import Verdict
+from ingestd.replication.verify.verify import TableReport, verify
 from ingestd.sandbox import Addresses
 from ingestd.storage.local import local_path
 from ingestd.storage.storages import Storages

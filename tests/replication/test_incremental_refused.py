@@ -15,8 +15,8 @@ from ingestd.hive.objects import change_database
 from ingestd.hive.replay import TargetChanged
 from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import abort, abort_all, begin_writing, commit, open_transactions
-from ingestd.replication.directory import Skipped
-from ingestd.replication.incremental_load import ReplayStep
+from ingestd.replication.directory.directory import Skipped
+from ingestd.replication.load.incremental import ReplayStep
 from ingestd.replication.marks import INCOMPATIBLE, LAST_ID
 from tests.support.replica import Replica
 from tests.support.replica_changes import INSERT, visible_write_ids

@@ -23,10 +23,10 @@ from ingestd.hive.objects import (
 from ingestd.hive.partitions import rename_partition
 from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import abort, allocate, begin, commit
-from ingestd.replication.bootstrap_dump import DumpStep
-from ingestd.replication.incremental_load import ReplayStep
+from ingestd.replication.dump.bootstrap import DumpStep
 from ingestd.replication.lag import compare_definitions
-from ingestd.replication.scope import Scope
+from ingestd.replication.load.incremental import ReplayStep
+from ingestd.replication.statements.scope import Scope
 from ingestd.storage.contract import NotFound, child
 from ingestd.storage.local import local_path
 from ingestd.storage.storages import Storages

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ingestd.replication.manifest import (
+from ingestd.replication.directory.manifest import (
     ConstraintRecord,
     FileRecord,
     FunctionRecord,

@@ -16,11 +16,11 @@ from ingestd.errors import MetastoreUnavailable, OwnershipLost
 from ingestd.hive.events import EventLog, EventsExpired, EventsReplaced
 from ingestd.hive.replay import Replay
 from ingestd.replication import cycle
-from ingestd.replication.bootstrap_dump import DumpStep
 from ingestd.replication.cycle import Progress, Step
-from ingestd.replication.directory import NonRecoverable
-from ingestd.replication.policy_status import State
-from ingestd.replication.runs import Status
+from ingestd.replication.directory.directory import NonRecoverable
+from ingestd.replication.dump.bootstrap import DumpStep
+from ingestd.replication.policies.policy_status import State
+from ingestd.replication.policies.runs import Status
 from ingestd.sandbox import Sandbox, SandboxOptions
 from ingestd.sandbox.release import with_events
 from ingestd.sandbox.state import Layout

@@ -14,11 +14,11 @@ import pytest
 
 from ingestd.errors import ConfigError, OwnershipLost, ReplicationError, StorageUnavailable
 from ingestd.replication import external
-from ingestd.replication.copy import Copier, CopyOptions, CopyStopped
+from ingestd.replication.copying.copy import Copier, CopyOptions, CopyStopped
+from ingestd.replication.copying.mirror import Mirror, MirrorResult, Mirrors, copied_versions
+from ingestd.replication.directory.manifest import Manifest, ManifestIncomplete, ManifestWriter
 from ingestd.replication.external import ExternalDirectory, overlap, target_location
-from ingestd.replication.manifest import Manifest, ManifestIncomplete, ManifestWriter
-from ingestd.replication.mirror import Mirror, MirrorResult, Mirrors, copied_versions
-from ingestd.replication.settings import check_base
+from ingestd.replication.statements.settings import check_base
 from ingestd.storage.contract import Storage, child
 from ingestd.storage.local import LocalStorage
 from ingestd.storage.storages import Storages

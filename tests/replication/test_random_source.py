@@ -17,8 +17,8 @@ import pytest
 
 from ingestd.clock import Deadline, now
 from ingestd.hive.events import EventLog
-from ingestd.replication.policy_status import State, read_runs
-from ingestd.replication.runs import Status
+from ingestd.replication.policies.policy_status import State, read_runs
+from ingestd.replication.policies.runs import Status
 from tests.support.daemon import DaemonProcess
 from tests.support.random_source import INVARIANT, RandomSource, assert_invariant
 from tests.support.replica import Side

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ingestd.replication.runs import Run
+from ingestd.replication.policies.runs import Run
 from tests.support.policies import status
 
 # The type of RM_PROGRESS in the schemas of Hive 4 is varchar(10000).

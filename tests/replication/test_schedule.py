@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ingestd.clock import now
 from ingestd.errors import ConfigError
 from ingestd.hive.schedules import ScheduledQuery, Schedules
-from ingestd.replication.schedule import Cron, Every, Unit, checked_cron, from_cron, time_of_day
+from ingestd.replication.statements.schedule import Cron, Every, Unit, checked_cron, from_cron, time_of_day
 from tests.support.replica import Replica
 
 MORNING = 11 * 3600 + 35 * 60 + 30

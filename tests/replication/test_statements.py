@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from ingestd.errors import ConfigError
 from ingestd.hive.snapshot import WriterRule
-from ingestd.replication.schedule import Cron, Every, Unit
-from ingestd.replication.scope import Scope
-from ingestd.replication.settings import DumpSettings, LoadSettings
-from ingestd.replication.statements import (
+from ingestd.replication.statements.schedule import Cron, Every, Unit
+from ingestd.replication.statements.scope import Scope
+from ingestd.replication.statements.settings import DumpSettings, LoadSettings
+from ingestd.replication.statements.statements import (
     AlterPolicy,
     CreatePolicy,
     DropPolicy,

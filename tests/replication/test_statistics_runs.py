@@ -13,9 +13,9 @@ from ingestd.hive.objects import PartitionObject, TableObject, alter_table, tabl
 from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import Transaction, abort, begin_writing, commit
 from ingestd.hive.write_ids import as_text, read_snapshot
-from ingestd.replication.event_records import ABORT, ALLOCATE, COMMIT, EventRecord
-from ingestd.replication.incremental_load import ReplayStep
-from ingestd.replication.statistics_runs import StatisticsRuns
+from ingestd.replication.directory.event_records import ABORT, ALLOCATE, COMMIT, EventRecord
+from ingestd.replication.load.incremental import ReplayStep
+from ingestd.replication.load.statistics_runs import StatisticsRuns
 from tests.support.replica import Side
 from tests.support.replica_changes import INSERT, alter, assert_same, visible_write_ids, with_column
 from tests.support.replica_following import Following, place_files, write

@@ -8,8 +8,8 @@ import pytest
 
 from ingestd.acid.layout import parse_directory
 from ingestd.acid.visibility import ValidWriteIds, visible_directories
+from ingestd.replication.dump.table_files import all_files, copied_name, visible_files
 from ingestd.replication.marks import without_marks
-from ingestd.replication.table_files import all_files, copied_name, visible_files
 from ingestd.storage.local import LocalStorage
 
 IDS = ValidWriteIds("d.t", 9, aborted=frozenset({4, 5, 8}))

@@ -16,12 +16,12 @@ from ingestd.acid.visibility import ValidWriteIds
 from ingestd.hive.objects import alter_table, drop_partitions, drop_table
 from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import begin_writing, commit
-from ingestd.replication.checksum_jobs import ColumnChecks
 from ingestd.replication.cluster import Cluster
-from ingestd.replication.content import Verdict
-from ingestd.replication.scope import Scope
-from ingestd.replication.table_load import loading_name
-from ingestd.replication.verify import TableReport, compare_write_ids, verify
+from ingestd.replication.load.table_load import loading_name
+from ingestd.replication.statements.scope import Scope
+from ingestd.replication.verify.checksum_jobs import ColumnChecks
+from ingestd.replication.verify.content import Verdict
+from ingestd.replication.verify.verify import TableReport, compare_write_ids, verify
 from ingestd.storage.local import local_path
 from ingestd.storage.storages import Storages
 from tests.support.replica import Replica, Side

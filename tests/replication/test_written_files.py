@@ -8,7 +8,7 @@ import pytest
 
 from ingestd.hive.events import Write, WrittenFile
 from ingestd.hive.tables import TableName
-from ingestd.replication.written_files import CommittedWrite, Move, WrittenFiles
+from ingestd.replication.dump.written_files import CommittedWrite, Move, WrittenFiles
 from ingestd.storage.storages import Storages
 
 Found = list[tuple[str, str, str, int]]

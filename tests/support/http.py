@@ -28,7 +28,7 @@ from ingestd.ingest.monitoring.monitor import CommitRecord, Monitor
 from ingestd.ingest.options import MappingOptions
 from ingestd.kafka.ranges import TopicPartition
 from ingestd.kafka.timestamps import FirstRecord
-from ingestd.replication.policy_status import PolicyStatus
+from ingestd.replication.policies.policy_status import PolicyStatus
 from ingestd.schema import Column, HiveType
 from ingestd.spark.engine import JobGroup
 from tests.support.daemon import DaemonProcess

@@ -17,12 +17,12 @@ from ingestd.hive.snapshot import WriterRule, read_write_ids
 from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import abort
 from ingestd.hive.write_ids import read_transactions
-from ingestd.replication.bootstrap_dump import BootstrapDumpOptions, DumpStep, dump_bootstrap
-from ingestd.replication.bootstrap_load import BootstrapLoadOptions, load_bootstrap
 from ingestd.replication.cluster import Cluster
-from ingestd.replication.copy import Copier
-from ingestd.replication.directory import Dump, DumpDirectory
-from ingestd.replication.scope import Scope
+from ingestd.replication.copying.copy import Copier
+from ingestd.replication.directory.directory import Dump, DumpDirectory
+from ingestd.replication.dump.bootstrap import BootstrapDumpOptions, DumpStep, dump_bootstrap
+from ingestd.replication.load.bootstrap import BootstrapLoadOptions, load_bootstrap
+from ingestd.replication.statements.scope import Scope
 from ingestd.storage.storages import Storages
 from tests.support.patience import LIMIT
 from tests.support.replica import Replica

@@ -22,16 +22,16 @@ from ingestd.hive.objects import all_partition_names, find_database, find_partit
 from ingestd.hive.tables import Table, TableName
 from ingestd.hive.transactions import Transaction, Wait, WriteLock, begin_writing, commit, lock
 from ingestd.hive.write_ids import committed_transactions, read_snapshot
-from ingestd.replication.bootstrap_dump import DumpStep
 from ingestd.replication.cluster import Cluster
-from ingestd.replication.copy import Copier
-from ingestd.replication.directory import Dump, DumpDirectory
-from ingestd.replication.dump_files import DumpMetadata, Phase
-from ingestd.replication.incremental_dump import EVENTS_PER_CYCLE, IncrementalDumpOptions, dump_incremental
-from ingestd.replication.incremental_load import IncrementalLoadOptions, load_incremental
+from ingestd.replication.copying.copy import Copier
+from ingestd.replication.copying.report import LoadReport
+from ingestd.replication.directory.directory import Dump, DumpDirectory
+from ingestd.replication.directory.dump_files import DumpMetadata, Phase
+from ingestd.replication.dump.bootstrap import DumpStep
+from ingestd.replication.dump.incremental import EVENTS_PER_CYCLE, IncrementalDumpOptions, dump_incremental
+from ingestd.replication.load.incremental import IncrementalLoadOptions, load_incremental
 from ingestd.replication.marks import LAST_ID, TARGET_FOR
-from ingestd.replication.report import LoadReport
-from ingestd.replication.scope import Scope
+from ingestd.replication.statements.scope import Scope
 from ingestd.storage.local import local_path
 from ingestd.storage.storages import Storages
 from tests.support.patience import LIMIT

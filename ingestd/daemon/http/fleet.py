@@ -11,7 +11,7 @@ from ingestd.errors import IngestdError
 from ingestd.ingest.control import Control
 from ingestd.ingest.inspection.preview import AtOffset, AtTime, Preview
 from ingestd.ingest.monitoring.monitor import Monitor
-from ingestd.replication.policy_status import PolicyStatus
+from ingestd.replication.policies.policy_status import PolicyStatus
 from ingestd.spark.engine import JobGroup
 
 

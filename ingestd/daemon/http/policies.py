@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ingestd.replication.policies import ANY_USER
-from ingestd.replication.policy_status import PolicyStatus
-from ingestd.replication.runs import Run
+from ingestd.replication.policies.policies import ANY_USER
+from ingestd.replication.policies.policy_status import PolicyStatus
+from ingestd.replication.policies.runs import Run
 
 Json = dict[str, Any]
 

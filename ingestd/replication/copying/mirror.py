@@ -1,0 +1,322 @@
+"""Makes directory trees equal to others: copies the files that differ, and then removes what is gone.
+
+Invariant: nothing is removed before everything was copied, except what is in the way of a copy. Nothing is removed if a
+source does not exist. In an object store, a directory exists if there is an object below it, or the one that Hadoop
+creates for an empty directory. A file of the target is kept only if it has the source's length, and a record says that
+it was copied from this version of the source.
+
+The record is a hidden file of the target, so it disappears with it. Times of source and target are never compared,
+because their clocks differ. Files whose names begin with `_` or `.` are neither copied nor removed: Hive ignores them.
+Only what copies that were killed have left is removed from the target: their temporary files, and unfinished uploads.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+from ingestd.acid.visibility import is_hidden
+from ingestd.replication.copying.copy import Copier, Progress
+from ingestd.replication.copying.transfer import TEMPORARY, CopyFile, Lost
+from ingestd.spark.engine import Engine, JobGroup
+from ingestd.spark.shared import Reference
+from ingestd.storage.contract import Entry, NotFound, PermissionDenied, Storage, child, split
+from ingestd.storage.parallel import run_all
+from ingestd.storage.storages import Storages
+from ingestd.storage.stream import BytesStream
+
+_log = logging.getLogger(__name__)
+
+_RECORD = ".ingestd-mirror"
+_COMPRESSION = 6
+_THREADS = 32
+# As many directories are listed by a Spark job, in tasks of so many.
+_JOB_DIRECTORIES = 2000
+_TASK_DIRECTORIES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Mirror:
+    """The URI of a directory, and the URI of the directory that becomes equal to it."""
+
+    source: str
+    target: str
+
+
+class Version(NamedTuple):
+    """The version of a file: its length in bytes, and a text that changes when it is replaced (`Entry.version`)."""
+
+    length: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorResult:
+    """The outcome for several directories.
+
+    `lost` files changed or disappeared after they were listed; the next time finds their new state. `missing` contains
+    the sources that do not exist although their copies have files, which are kept. An object store has no directory
+    without files.
+    """
+
+    copied: int
+    copied_bytes: int
+    removed: int
+    lost: tuple[Lost, ...]
+    missing: tuple[Mirror, ...]
+
+
+@dataclass(slots=True)
+class _Tree:
+    """The visible files and directories below a root by their relative paths; the root itself is not included.
+
+    `temporary` are files of copies, which are hidden.
+    """
+
+    exists: bool = True
+    files: dict[str, Version] = field(default_factory=dict)
+    directories: set[str] = field(default_factory=set)
+    temporary: set[str] = field(default_factory=set)
+
+
+class Mirrors:
+    """Makes directories equal to others. Thread-safe, except for overlapping directories.
+
+    With an engine, large trees are listed by Spark jobs.
+    """
+
+    def __init__(self, storages: Storages, copier: Copier, engine: Engine | None = None) -> None:
+        self._storages = storages
+        self._copier = copier
+        self._engine = engine
+        self._access = None if engine is None else engine.share(storages)
+
+    def update(
+        self,
+        pairs: Sequence[Mirror],
+        *,
+        stop: threading.Event | None = None,
+        on_progress: Callable[[Progress], None] = lambda _: None,
+    ) -> MirrorResult:
+        """Make each target equal to its source. Raises the errors of `Copier.copy`, and StorageUnavailable.
+
+        A directory of `pairs` may be below another one only if a name between them is hidden. An update that fails or
+        is killed is continued by the next one.
+        """
+        trees = self._trees([pair.source for pair in pairs] + [pair.target for pair in pairs])
+        updates = [
+            _Update(self._storages, pair, trees[pair.source], trees[pair.target], self._copier) for pair in pairs
+        ]
+        existing = [update for update in updates if update.source.exists]
+        run_all([update.abort_uploads for update in existing], _THREADS)
+        run_all([update.prepare for update in existing], _THREADS)
+        files = [file for update in existing for file in update.files]
+        result = self._copier.copy(files, stop=stop, on_progress=on_progress)
+        lost = {loss.file.source for loss in result.lost}
+        removed = run_all([partial(update.finish, lost) for update in existing], _THREADS)
+        absent = [update.pair for update in updates if not update.source.exists]
+        missing = tuple(pair for pair in absent if trees[pair.target].files)
+        for pair in absent:
+            self._storages.at(pair.target).make_directories(pair.target)
+        for pair in missing:
+            _log.warning("%s does not exist; the files in its copy %s are kept", pair.source, pair.target)
+        copied = sum(done.file.length for done in result.copied)
+        return MirrorResult(len(result.copied), copied, sum(removed), result.lost, missing)
+
+    def close(self) -> None:
+        """Remove what Spark has stored for this object, when no update is running. Never raises."""
+        if self._access is not None:
+            self._access.release()
+
+    def _trees(self, roots: Iterable[str]) -> dict[str, _Tree]:
+        """List trees level by level, all roots together."""
+        trees = {root: _Tree() for root in roots}
+        level = [(root, "") for root in trees]
+        incomplete: list[str] = []
+        while level:
+            listed = self._listed([child(root, path) if path else root for root, path in level])
+            below = []
+            for (root, path), entries in zip(level, listed, strict=True):
+                if entries is None:
+                    trees[root].exists &= bool(path)
+                    incomplete.append(root)
+                    continue
+                for entry in entries:
+                    inner = f"{path}/{entry.name}" if path else entry.name
+                    if entry.is_directory:
+                        trees[root].directories.add(inner)
+                        below.append((root, inner))
+                    elif _is_temporary(entry):
+                        trees[root].temporary.add(inner)
+                    else:
+                        trees[root].files[inner] = Version(entry.size, entry.version)
+            level = below
+        # A directory that was removed meanwhile has no files. A root that was removed with it says nothing about them.
+        for root, entries in zip(incomplete, self._listed(incomplete), strict=True):
+            trees[root].exists &= entries is not None
+        return trees
+
+    def _listed(self, directories: Sequence[str]) -> list[list[Entry] | None]:
+        if self._engine is None or self._access is None or len(directories) < _JOB_DIRECTORIES:
+            return _list(self._storages, directories)
+        chunks = [directories[at : at + _TASK_DIRECTORIES] for at in range(0, len(directories), _TASK_DIRECTORIES)]
+        by_task = self._engine.run(JobGroup("list"), partial(_list_in_task, self._access.reference()), chunks)
+        return [entries for chunk in by_task for entries in chunk]
+
+
+def _list_in_task(storages: Reference[Storages], directories: Sequence[str]) -> list[list[Entry] | None]:
+    return _list(storages.value, directories)
+
+
+def _list(storages: Storages, directories: Sequence[str]) -> list[list[Entry] | None]:
+    """Return the visible entries of each directory, and temporary files; None for one that does not exist."""
+
+    def entries(directory: str) -> list[Entry] | None:
+        storage = storages.at(directory)
+        try:
+            listed = storage.entries(directory)
+        except NotFound:
+            return None
+        if not listed and not storage.exists(directory):  # an object store cannot tell the difference in a listing
+            return None
+        return [entry for entry in listed if not is_hidden(entry.name) or _is_temporary(entry)]
+
+    return run_all([partial(entries, directory) for directory in directories], _THREADS)
+
+
+def _is_temporary(entry: Entry) -> bool:
+    return entry.name.startswith(TEMPORARY) and not entry.is_directory
+
+
+class _Update:
+    """The update of one target, whose source exists. `files` are to be copied once `prepare` has returned."""
+
+    def __init__(self, storages: Storages, pair: Mirror, source: _Tree, target: _Tree, copier: Copier) -> None:
+        self.pair = pair
+        self.source = source
+        self.files: list[CopyFile] = []
+        self._target = target
+        self._storage = storages.at(pair.target)
+        self._copier = copier
+        self._record: Mapping[str, Version] = {}
+
+    def abort_uploads(self) -> None:
+        """Abort the uploads that a killed copy has left, also of files that the source does not have any more.
+
+        One directory may be below another, so no update of the same call may have begun an upload. Those below hidden
+        directories belong to others.
+        """
+        self._storage.abort_uploads(self.pair.target, self._is_copied)
+
+    def _is_copied(self, file: str) -> bool:
+        self._copier.check()
+        *directories, _ = file.removeprefix(self.pair.target).strip("/").split("/")
+        return not any(map(is_hidden, directories))
+
+    def prepare(self) -> None:
+        """Compare the trees, and create directories.
+
+        A new file is recorded before it is copied: if it exists after a crash, it is complete. So an update that was
+        killed is continued. A file that replaces one of the same length is recorded afterwards.
+        """
+        self._remove_files(self._target.temporary)
+        self._remove_obstacles()
+        self._record = _read_record(self._storage, self.pair)
+        expected = dict(self.source.files)
+        for path, version in self.source.files.items():
+            there = self._target.files.get(path)
+            is_stale = there is not None and there.length == version.length
+            if is_stale and self._record.get(path) == version:
+                continue
+            if is_stale:
+                del expected[path]
+            directory, _, name = child(self.pair.target, path).rpartition("/")
+            source = child(self.pair.source, path)
+            self.files.append(CopyFile(source, version.length, directory, name, is_stale=is_stale))
+        for path in self.source.directories - self._target.directories:
+            self._storage.make_directories(child(self.pair.target, path))
+        self._write_record(expected)
+
+    def finish(self, lost: set[str]) -> int:
+        """Remove what is gone, and record what was copied; return the number of removed files."""
+        gone = self._target.files.keys() - self.source.files.keys()
+        directories = self._target.directories - self.source.directories
+        self._remove_directories(directories)
+        self._remove_files(path for path in gone if _parent(path) not in directories)
+        present = self.source.files.items()
+        self._write_record({path: version for path, version in present if child(self.pair.source, path) not in lost})
+        return len(gone)
+
+    def _remove_obstacles(self) -> None:
+        """Remove files of the target that must become directories, and the reverse."""
+        files = self._target.files.keys() & self.source.directories
+        self._remove_files(files)
+        tops = self._target.directories & self.source.files.keys()
+        self._remove_directories(tops)
+        below = tuple(f"{top}/" for top in tops)
+        left = {path: file for path, file in self._target.files.items() if path not in files}
+        self._target.files = {path: version for path, version in left.items() if not path.startswith(below)}
+        self._target.directories = {path for path in self._target.directories - tops if not path.startswith(below)}
+
+    def _remove_files(self, paths: Iterable[str]) -> None:
+        run_all([partial(self._remove, self._storage.remove_file, path) for path in paths], _THREADS)
+
+    def _remove_directories(self, paths: Set[str]) -> None:
+        """Remove directories with all that they contain."""
+        tops = [path for path in paths if _parent(path) not in paths]
+        run_all([partial(self._remove, self._storage.remove, path) for path in tops], _THREADS)
+
+    def _remove(self, remove: Callable[[str], object], path: str) -> None:
+        self._copier.check()
+        remove(child(self.pair.target, path))
+
+    def _write_record(self, versions: Mapping[str, Version]) -> None:
+        if versions == self._record:
+            return
+        self._copier.check()
+        lines = [self.pair.source, *([path, *version] for path, version in sorted(versions.items()))]
+        content = gzip.compress("\n".join(map(json.dumps, lines)).encode(), _COMPRESSION)
+        self._storage.replace(child(self.pair.target, _RECORD), BytesStream(content), f"{TEMPORARY}{uuid.uuid4().hex}")
+        self._record = versions
+
+
+def copied_versions(storages: Storages, pair: Mirror) -> dict[str, Version]:
+    """Return the versions of the files below a source that the last update copied, by their relative paths.
+
+    The directories of `pair` may be below those of the update. Raises StorageUnavailable.
+    """
+    source, target, path = pair.source.rstrip("/"), pair.target.rstrip("/"), ""
+    while True:
+        try:
+            record = _read_record(storages.at(target), Mirror(source, target))
+        except PermissionDenied:  # above the base directory
+            return {}
+        if record:
+            return {name.removeprefix(path): version for name, version in record.items() if name.startswith(path)}
+        (source, _, name), (target, _, other) = source.rpartition("/"), target.rpartition("/")
+        if name != other or not split(target).path.strip("/"):
+            return {}
+        path = f"{name}/{path}"
+
+
+def _read_record(storage: Storage, pair: Mirror) -> dict[str, Version]:
+    """Return the recorded versions by path; none if there is no record, or if it is of another source."""
+    try:
+        first, *lines = gzip.decompress(storage.read(child(pair.target, _RECORD))).decode().splitlines()
+    except NotFound:
+        return {}
+    if json.loads(first) != pair.source:
+        return {}
+    return {path: Version(length, version) for path, length, version in map(json.loads, lines)}
+
+
+def _parent(path: str) -> str:
+    """Return the directory of a relative path; '' for the root, which a set of directories does not contain."""
+    return path.rpartition("/")[0]

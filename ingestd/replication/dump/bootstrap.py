@@ -1,0 +1,268 @@
+"""The dump of a whole database: its objects, and the files of each table in one snapshot of the source.
+
+Invariant: for every table, the manifest has the write ids and the files of one snapshot of the transactions, which was
+taken after the first event of the dump. So a change of the source is in the manifest, or is an event after the first
+event, or both; the load of events tolerates what the target has already.
+
+The steps, in an order that must not change:
+
+1. the first event is stored in the state of the dump, before this module runs, and stays if the dump is repeated
+2. the source database is marked (`source_marks.py`), also before, so that its change manager keeps removed files
+3. a transaction is opened, which keeps the compaction cleaner from removing files
+4. wait until no transaction that began earlier writes to the tables; take the snapshot
+5. list the objects and files, into a directory that belongs to this attempt
+6. make sure that the transaction is still open, else start again
+
+An object that is dropped meanwhile is skipped, because its event follows.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+
+from ingestd.acid.visibility import ValidWriteIds
+from ingestd.clock import Deadline, pause
+from ingestd.errors import InvalidTable, ReplicationError
+from ingestd.hive.attachments import list_constraints, list_functions, list_references
+from ingestd.hive.events import EventLog
+from ingestd.hive.objects import (
+    PartitionObject,
+    TableKind,
+    TableObject,
+    all_partition_names,
+    find_database,
+    find_partitions,
+    find_table,
+    table_names,
+)
+from ingestd.hive.partitions import by_call
+from ingestd.hive.snapshot import ReadTransaction, TablesSnapshot, WriterRule, wait_for_writers
+from ingestd.hive.tables import WHOLE_TABLE, TableName
+from ingestd.hive.write_ids import as_text
+from ingestd.replication.cluster import Cluster
+from ingestd.replication.directory.directory import Dump
+from ingestd.replication.directory.dump_files import FINGERPRINT_FILE, DumpMetadata, Phase
+from ingestd.replication.directory.event_records import BootstrapRecord
+from ingestd.replication.directory.manifest import (
+    AbortedRecord,
+    ConstraintRecord,
+    DatabaseRecord,
+    FileRecord,
+    FunctionRecord,
+    ManifestWriter,
+    PartitionRecord,
+    TableRecord,
+    WithoutDirectoryRecord,
+)
+from ingestd.replication.dump.source_marks import require_source
+from ingestd.replication.dump.table_files import ListedFile, all_files, visible_files
+from ingestd.replication.exact_statistics import for_copy
+from ingestd.replication.external import ExternalDirectory, directories, store_directories
+from ingestd.replication.marks import PENDING
+from ingestd.storage.contract import NotFound
+from ingestd.storage.parallel import run_all
+
+_log = logging.getLogger(__name__)
+_LISTING_THREADS = 32
+# A partition may still have its old location so long after its directory was renamed.
+_RENAME_SECONDS, _POLL_SECONDS = 5.0, 0.2
+# Kinds whose files a bootstrap copies; those of external tables are copied by difference in every cycle.
+_WITH_FILES = (TableKind.FULL_ACID, TableKind.INSERT_ONLY, TableKind.MANAGED)
+
+
+class DumpStep(Enum):
+    """The steps that an observer of a dump is informed of."""
+
+    EVENTS = "events"
+    SNAPSHOT = "snapshot"
+    TABLE = "table"
+    MANIFEST = "manifest"
+
+
+@dataclass(frozen=True, slots=True)
+class BootstrapDumpOptions:
+    """How long to wait for transactions that write to the tables. `observe` is called after each step."""
+
+    writers: WriterRule = field(default_factory=WriterRule)
+    observe: Callable[[DumpStep], None] = lambda _: None
+
+
+def dump_bootstrap(source: Cluster, dump: Dump, options: BootstrapDumpOptions, stop: threading.Event) -> DumpMetadata:
+    """Write the manifests of a database into the dump's directory; return the metadata with which it is finished.
+
+    May be repeated for the same dump. Raises InvalidTable if the database does not exist, ReplicationError if it is
+    itself a replica that is not complete, WritersActive, TransactionAborted if the snapshot was lost, so that the dump
+    must be repeated, and the errors of the metastore and of the storages.
+    """
+    scope, first, log = dump.state.scope, dump.state.from_event, EventLog(source.metastore)
+    _require_complete(source, scope.database)
+    fingerprint = log.fingerprint(first)
+    with ReadTransaction(source.metastore, f"ingestd repl dump {scope.database}") as held:
+        names = [name for name in table_names(source.metastore, scope.database) if scope.contains(name)]
+        tables = [TableName(scope.database, name) for name in names]
+        held.keep_files(tables)
+        snapshot = wait_for_writers(source.metastore, tables, options.writers, stop)
+        options.observe(DumpStep.SNAPSHOT)
+        directory = f"manifest-{held.id}"
+        location = source.storages.location(dump.uri)
+        writer = ManifestWriter(source.storages.at(dump.uri), location.make_directory(directory))
+        external: list[ExternalDirectory] = []
+        TableListing(source, snapshot, writer, external, options.observe).run(tables, scope.database)
+        store_directories(writer, external)
+        writer.add(BootstrapRecord(tuple(names), log.current_id()))
+        writer.write_file(FINGERPRINT_FILE, fingerprint.encode())
+        held.check()
+        writer.finish()
+        options.observe(DumpStep.MANIFEST)
+    return DumpMetadata(Phase.BOOTSTRAP, first, first, scope, payload=directory)
+
+
+def _require_complete(source: Cluster, name: str) -> None:
+    if require_source(source.metastore, name).parameters.get(PENDING) == "true":
+        raise ReplicationError(
+            "the database is a replica that does not have all changes that were made during its bootstrap",
+            where=f"database {name}",
+            hint="let the replication into this database complete its next cycles first",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TableListing:
+    """Lists the objects of a snapshot into a manifest; appends the directories of external tables to `external`."""
+
+    source: Cluster
+    snapshot: TablesSnapshot
+    writer: ManifestWriter
+    external: list[ExternalDirectory]
+    observe: Callable[[DumpStep], None]
+
+    def run(self, tables: Sequence[TableName], database: str) -> None:
+        """List the database, its tables and its functions."""
+        described = find_database(self.source.metastore, database)
+        if described is None:
+            raise InvalidTable("the database was dropped during the dump", where=f"database {database}")
+        self.writer.add(DatabaseRecord(described.text))
+        self.add_tables(tables)
+        for function in list_functions(self.source.metastore, database):
+            if function.resources:  # a function without files is on the class path of the servers
+                self.writer.add(FunctionRecord(function.text))
+
+    def add_tables(self, tables: Sequence[TableName]) -> None:
+        """List the tables that exist, except materialized views."""
+        for name in tables:
+            table = find_table(self.source.metastore, name)
+            if table is not None and table.kind is not TableKind.MATERIALIZED_VIEW:
+                self._add_table(table, tables)
+                self.observe(DumpStep.TABLE)
+
+    def _add_table(self, table: TableObject, listed: Container[TableName]) -> None:
+        """List a table, its constraints, and the foreign keys that refer to it, except those of tables in `listed`."""
+        name = table.name
+        ids = self.snapshot.write_ids[name]
+        is_transactional = table.kind.is_transactional
+        self.writer.add(TableRecord(name.table, for_copy(table, ids).text, as_text(ids) if is_transactional else ""))
+        try:
+            own = list_constraints(self.source.metastore, name)
+            references = list_references(self.source.metastore, name)
+            for constraint in (*own, *(foreign for foreign in references if foreign.table not in listed)):
+                self.writer.add(ConstraintRecord(name.table, constraint.kind.value, constraint.texts))
+            if table.kind is TableKind.EXTERNAL:
+                self.external.extend(directories(name.table, table.location, {}))
+            if table.partition_columns:
+                for some in by_call(all_partition_names(self.source.metastore, name)):
+                    self._add_partitions(table, list(find_partitions(self.source.metastore, name, some)), ids)
+            elif table.kind in _WITH_FILES:
+                self._add_files(table, {WHOLE_TABLE: table.location}, ids)
+        except (InvalidTable, NotFound):
+            if find_table(self.source.metastore, name) is not None:
+                raise
+
+    def _add_partitions(self, table: TableObject, partitions: Sequence[PartitionObject], ids: ValidWriteIds) -> None:
+        names = [table.partition_name(member.values) for member in partitions]
+        for name, partition in zip(names, partitions, strict=True):
+            self.writer.add(PartitionRecord(table.name.table, name, for_copy(partition, ids).text))
+        if table.kind is TableKind.EXTERNAL:
+            locations = {name: partition.location for name, partition in zip(names, partitions, strict=True)}
+            self.external.extend(directories(table.name.table, table.location, locations)[1:])
+        if table.kind in _WITH_FILES:
+            self._add_files(table, dict(zip(names, (partition.location for partition in partitions), strict=True)), ids)
+
+    def _add_files(self, table: TableObject, locations: Mapping[str, str], ids: ValidWriteIds) -> None:
+        for partition, files in self._visible_files(table, locations, ids).items():
+            aborted: set[int] = set()
+            for file in files:
+                where = (table.name.table, partition, file.directory, file.name)
+                self.writer.add(FileRecord(*where, file.uri, file.length, file.written))
+                if file.batch:
+                    aborted.update(write_id for write_id in ids.aborted if write_id in file.batch)
+            if aborted:
+                self.writer.add(AbortedRecord(table.name.table, partition, tuple(sorted(aborted))))
+
+    def _visible_files(
+        self, table: TableObject, locations: Mapping[str, str], ids: ValidWriteIds
+    ) -> Mapping[str, list[ListedFile]]:
+        """Return the files of each location of the table or its partitions.
+
+        There are none if the table or partition was dropped or renamed, because its event follows. A metastore renames
+        a directory before its partition, so the dump waits for that. A directory that is still missing then has no rows
+        for Hive, which creates it when it writes there; or the metastore hangs, and the load must copy the table again
+        if the rename follows (WITHOUT_DIRECTORY).
+        """
+        listed = self._list(table, locations, ids)
+        longest = Deadline.after(_RENAME_SECONDS)
+        without_directory = []
+        while missing := {name: locations[name] for name, files in listed.items() if files is None}:
+            pause(_POLL_SECONDS)
+            listed |= self._list(table, missing, ids)
+            current = self._locations(table, missing)
+            for name in [name for name in missing if listed[name] is None]:
+                if name not in current:
+                    listed[name] = []
+                elif current[name] != locations[name]:
+                    raise NotFound("the directory was moved during the dump", where=locations[name])
+                elif longest.passed:
+                    self._require_above(table, locations[name])
+                    listed[name] = []
+                    without_directory.append(name)
+                    self.writer.add(WithoutDirectoryRecord(table.name.table, name))
+        if without_directory:
+            first, count = locations[without_directory[0]], len(without_directory)
+            _log.warning("the dump has no rows of %d missing directories of the table %s: %s", count, table.name, first)
+        return {name: files or [] for name, files in listed.items()}
+
+    def _require_above(self, table: TableObject, missing: str) -> None:
+        """Raise NotFound if more than a directory is missing, for example because its file system is not mounted."""
+        above = table.location if missing.startswith(f"{table.location}/") else missing.rpartition("/")[0]
+        if not self.source.storages.at(above).exists(above):
+            raise NotFound("the directory does not exist", where=above, hint="check that its file system is mounted")
+
+    def _list(
+        self, table: TableObject, locations: Mapping[str, str], ids: ValidWriteIds
+    ) -> dict[str, list[ListedFile] | None]:
+        """Return the files of each location, None if it does not exist."""
+        calls = [partial(self._files, table, location, ids) for location in locations.values()]
+        return dict(zip(locations, run_all(calls, _LISTING_THREADS), strict=True))
+
+    def _files(self, table: TableObject, location: str, ids: ValidWriteIds) -> list[ListedFile] | None:
+        storage = self.source.storages.at(location)
+        try:
+            if table.kind.is_transactional:
+                return list(visible_files(storage, location, ids, self.snapshot.transactions.is_committed))
+            return list(all_files(storage, location))
+        except NotFound:
+            if storage.exists(location):
+                raise
+            return None
+
+    def _locations(self, table: TableObject, names: Iterable[str]) -> dict[str, str]:
+        """Return the current locations of the table or its partitions that exist."""
+        if not table.partition_columns:
+            current = find_table(self.source.metastore, table.name)
+            return {} if current is None else {WHOLE_TABLE: current.location}
+        partitions = find_partitions(self.source.metastore, table.name, list(names))
+        return {table.partition_name(partition.values): partition.location for partition in partitions}

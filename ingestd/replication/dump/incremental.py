@@ -1,0 +1,159 @@
+"""The dump of the changes of a database: the events after the last dump, and the files that transactions wrote.
+
+Invariant: the dump ends between two events. It contains every event in scope up to its end, for every commit all files
+that still belong to a table in scope, and the directories of external tables, whose files no event names. The state of
+the source's transactions is read before the id of the last event, so if a transaction has ended in it, that event is in
+the dump, or the dump does not contain the state.
+
+A table that cannot be followed by events is bootstrapped in the dump: one that has come into scope, one that the
+target asks for, one of which a file has vanished, one that is written in transaction batches, one whose TRUNCATE has
+not ended in the events, one that was external or in another directory, and a managed one without transactions that was
+written. It is listed in a snapshot after the last
+event of the dump, as in a dump of the whole database, and its events are left out.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from ingestd.hive.events import EventLog
+from ingestd.hive.objects import (
+    TableKind,
+    all_partition_names,
+    find_partitions,
+    find_table,
+    table_names,
+)
+from ingestd.hive.snapshot import ReadTransaction, WriterRule, wait_for_writers
+from ingestd.hive.tables import TableName, external_tables, materialized_views
+from ingestd.hive.write_ids import read_transactions
+from ingestd.replication.cluster import Cluster
+from ingestd.replication.directory.directory import Dump
+from ingestd.replication.directory.dump_files import FINGERPRINT_FILE, UNTIL_FILE, DumpMetadata, Phase
+from ingestd.replication.directory.event_records import BootstrapRecord, TransactionsRecord, WriteRecord
+from ingestd.replication.directory.manifest import ManifestWriter
+from ingestd.replication.dump.bootstrap import DumpStep, TableListing
+from ingestd.replication.dump.changes import Changes, Wanted
+from ingestd.replication.dump.written_files import WrittenFiles, moves_since
+from ingestd.replication.external import ExternalDirectory, directories, store_directories
+from ingestd.replication.statements.scope import Scope
+
+_log = logging.getLogger(__name__)
+EVENTS_PER_CYCLE = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class IncrementalDumpOptions:
+    """At most how many events a dump covers; the next dump continues after them.
+
+    `writers` says how long to wait for transactions that write to a table that is bootstrapped. `on_events` is called
+    with the number of events that were read, and the number of all events to read. `observe` is called after each step.
+    """
+
+    events: int = EVENTS_PER_CYCLE
+    writers: WriterRule = field(default_factory=WriterRule)
+    on_events: Callable[[int, int], None] = lambda _done, _all: None
+    observe: Callable[[DumpStep], None] = lambda _: None
+
+
+def dump_incremental(
+    source: Cluster, dump: Dump, options: IncrementalDumpOptions, stop: threading.Event
+) -> DumpMetadata:
+    """Write the manifest of the changes into the dump's directory; return the metadata with which it is finished.
+
+    May be repeated for the same dump. The dump ends early if `stop` is set. Raises EventsExpired if the log lacks
+    events, EventsReplaced if it has others than the last dump has read, WritersActive, TransactionAborted if the
+    snapshot of bootstrapped tables was lost, so that the dump must be repeated, and the errors of the metastore and the
+    storages.
+    """
+    state = dump.state
+    transactions = read_transactions(source.metastore)
+    log = EventLog(source.metastore)
+    views = frozenset(materialized_views(source.metastore, state.scope.database))
+    wanted = Wanted(state.scope, state.previous_scope, frozenset(state.tables), views)
+    changes = Changes(log, wanted, state.from_event, state.fingerprint)
+    newest = changes.read(options.events, options.on_events, stop)
+    options.observe(DumpStep.EVENTS)
+    directory = f"manifest-{uuid.uuid4()}"
+    manifest = source.storages.location(dump.uri).make_directory(directory)
+    writer = ManifestWriter(source.storages.at(dump.uri), manifest)
+    _write_changes(source, log, changes, writer)
+    _write_tables(source, log, changes, writer, options, stop)
+    store_directories(writer, list(_external_directories(source, state.scope)))
+    if changes.position >= newest:
+        writer.add(TransactionsRecord(transactions.text))
+    else:
+        writer.write_file(UNTIL_FILE, str(changes.read_until).encode())
+    writer.write_file(FINGERPRINT_FILE, changes.fingerprint.encode())
+    writer.finish()
+    options.observe(DumpStep.MANIFEST)
+    is_changed = state.previous_scope is not None
+    return DumpMetadata(
+        Phase.INCREMENTAL,
+        state.from_event,
+        changes.position,
+        state.scope,
+        payload=directory,
+        is_scope_changed=is_changed,
+    )
+
+
+def _write_changes(source: Cluster, log: EventLog, changes: Changes, writer: ManifestWriter) -> None:
+    """Write the events, and the writes with their files, of the tables whose files are complete."""
+    writes = changes.writes()
+    moves = moves_since(log, writes[0].event, changes.scope.database) if writes else []
+    files = WrittenFiles(source.storages, moves, writes)
+    unusable = files.unusable()
+    for table, reason in unusable.items():
+        _log.warning("the dump contains all of the table %s, because %s", table, reason)
+    changes.bootstrap({*unusable, *changes.truncated()})
+    for event in changes.events():
+        writer.add(event)
+    for write in changes.known_writes():
+        writer.add(WriteRecord(write.event, write.write.table.table, write.write.partition, write.write.write_id))
+    followed = {write.write.table.table for write in changes.writes()}
+    for record in files.records():
+        if record.table in followed:
+            writer.add(record)
+
+
+def _write_tables(
+    source: Cluster,
+    log: EventLog,
+    changes: Changes,
+    writer: ManifestWriter,
+    options: IncrementalDumpOptions,
+    stop: threading.Event,
+) -> None:
+    """List the tables to bootstrap in a snapshot, and then read the event after which all changes are new to them."""
+    scope = changes.scope
+    existing = table_names(source.metastore, scope.database)
+    tables = sorted(filter(scope.contains, changes.bootstrapped(existing)))
+    if not tables:
+        return
+    names = [TableName(scope.database, table) for table in tables if table in existing]
+    with ReadTransaction(source.metastore, f"ingestd repl dump {scope.database}") as held:
+        held.keep_files(names)
+        snapshot = wait_for_writers(source.metastore, names, options.writers, stop)
+        options.observe(DumpStep.SNAPSHOT)
+        TableListing(source, snapshot, writer, [], options.observe).add_tables(names)
+        held.check()
+    writer.add(BootstrapRecord(tuple(tables), log.current_id()))
+
+
+def _external_directories(source: Cluster, scope: Scope) -> Iterator[ExternalDirectory]:
+    """Yield the directories of the external tables in scope, whose files no event names."""
+    for name in external_tables(source.metastore, scope.database):
+        table = find_table(source.metastore, TableName(scope.database, name)) if scope.contains(name) else None
+        if table is None or table.kind is not TableKind.EXTERNAL:
+            continue
+        locations = {}
+        if table.partition_columns:
+            names = all_partition_names(source.metastore, table.name)
+            partitions = find_partitions(source.metastore, table.name, names)
+            locations = {table.partition_name(partition.values): partition.location for partition in partitions}
+        yield from directories(name, table.location, locations)

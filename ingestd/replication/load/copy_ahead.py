@@ -1,0 +1,118 @@
+"""Copies the files of many commits at once, before the events of their tables are replayed.
+
+Invariant: when an event of a table is replayed, the files of the next commits of the table are in place, or the table
+is lost (`directory/lost_tables.py`); then none of the files that were copied with the missing one are.
+
+Files under write ids that are not committed are invisible, so one copy places the files of all commits that it can. It
+must not run ahead of an event that moves or removes the directory (a barrier): the files of a commit are copied as soon
+as the last barrier of their table before the commit has been replayed. So a cycle without DDL copies all files in one
+job, and a file that has vanished is noticed before anything of its table is replayed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from ingestd.hive.replay import Replay
+from ingestd.replication.copying.copy import Copier, Progress
+from ingestd.replication.copying.report import Copied
+from ingestd.replication.copying.transfer import CopyFile
+from ingestd.replication.cycle_plan import CyclePlan
+from ingestd.replication.directory.event_records import WrittenFileRecord
+from ingestd.replication.directory.lost_tables import LostTables
+from ingestd.replication.directory.manifest import Manifest
+from ingestd.replication.load.definitions import Definitions
+from ingestd.storage.contract import child
+from ingestd.storage.storages import Storages
+
+
+@dataclass(slots=True)
+class CopyAhead:
+    """The copies of one load.
+
+    `absent` contains the URIs of target files that were not copied: their table or partition is dropped later.
+    """
+
+    manifest: Manifest
+    plan: CyclePlan
+    definitions: Definitions
+    replay: Replay
+    lost: LostTables
+    storages: Storages
+    copied: Copied
+    on_files: Callable[[int, int], None]
+    absent: set[str] = field(default_factory=set)
+    _barriers: frozenset[int] | None = None
+
+    def copy(self, event: int, copier: Copier, stop: threading.Event) -> bool:
+        """Copy the files whose last barrier is `event`, 0 for those without one; return whether there were any.
+
+        Raises the errors of `Copier.copy`.
+        """
+        if self._barriers is None:
+            self._barriers = frozenset(map(self._barrier, self._committed_later()))
+        if event not in self._barriers:
+            return False
+        files = {}
+        for record in self._files(event):
+            file = self._copy_of(record)
+            files[file.target] = (file, record)
+        result = copier.copy([file for file, _ in files.values()], stop=stop, on_progress=self._report)
+        self.copied.add(result)
+        lost: dict[str, str] = {}
+        for loss in result.lost:
+            record = files[loss.file.target][1]
+            if self.plan.is_dropped(record.event, record.table, record.partition):
+                self.absent.add(loss.file.target)
+            else:
+                lost.setdefault(record.table, loss.reason)
+        self._remove((copied.file for copied in result.copied if files[copied.file.target][1].table in lost), copier)
+        for table, reason in lost.items():
+            self.lost.add(table, f"a file of the source vanished before it was copied: {reason}")
+        return True
+
+    def _remove(self, files: Iterable[CopyFile], copier: Copier) -> None:
+        """Remove files of tables that are lost: if a transaction has its write id from an earlier cycle, it commits."""
+        for file in files:
+            copier.check()
+            self.storages.at(file.target).remove_file(file.target)
+
+    def _committed_later(self) -> Iterator[WrittenFileRecord]:
+        """Yield the files of the commits that are not replayed yet."""
+        return (record for record in self.manifest.read(WrittenFileRecord) if record.event in self.plan.commits)
+
+    def _barrier(self, record: WrittenFileRecord) -> int:
+        return self.plan.last_barrier(record.event, record.table)
+
+    def _files(self, barrier: int) -> Iterator[WrittenFileRecord]:
+        """Yield the files with that barrier.
+
+        A file of a write id that has ended on the target is not needed: a bootstrap has copied its rows. The source
+        transaction may still be open there: it had the write id before the table was replaced by a whole copy.
+        """
+        highest: dict[str, int] = {}
+        is_open: dict[tuple[str, int], bool] = {}
+        for record in self._committed_later():
+            if self._barrier(record) != barrier or record.table in self.lost:
+                continue
+            if record.table not in highest:
+                existing = self.definitions.table(record.table)
+                highest[record.table] = self.replay.highest_write_id(existing.name) if existing else 2**63
+            write = record.table, record.write_id
+            if record.write_id <= highest[record.table] and write not in is_open:
+                table, txn_id = self.definitions.table(record.table), self.plan.commits[record.event]
+                is_open[write] = table is not None and self.replay.has(txn_id, table.name, record.write_id)
+            if record.write_id > highest[record.table] or is_open[write]:
+                yield record
+
+    def _copy_of(self, record: WrittenFileRecord) -> CopyFile:
+        table = self.definitions.table(record.table)
+        assert table is not None  # `_files` yields none of a missing table
+        directory = child(table.location, *filter(None, [record.partition, record.directory]))
+        archive = record.archive or None
+        return CopyFile(record.source, record.length, directory, record.name, archive, written=record.written)
+
+    def _report(self, progress: Progress) -> None:
+        self.on_files(progress.files, progress.all_files)

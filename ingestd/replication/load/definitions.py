@@ -1,0 +1,415 @@
+"""Replays changes of definitions: databases, tables, partitions, statistics, constraints and functions.
+
+Invariant: to replay an event again has no effect, if no later event of the same object was replayed. A definition on
+the target is that of the source, with names, locations and marks of the target. Changes of rows are not replayed here,
+except TRUNCATE.
+
+An object that does not exist on the target is an error, unless `accepts_missing` is set: until the first cycle after a
+bootstrap is complete, events may concern objects that were dropped or renamed while they were copied. A table that was
+renamed meanwhile may have been copied under neither name, and rows that were written to a partition before its rename
+may be in neither partition of the copy, or the copy has a newer partition of the old name; then the table is lost. A
+copy that is newer than the table of the events has been dropped before (`_Load.drop_newer_tables`).
+
+A change under the write id of a transaction that aborts is no TRUNCATE, and makes no statistics exact (`Outcomes`). If
+the transaction has not ended in this cycle, its statistics are not exact until the next change.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from ingestd.errors import InvalidTable, ReplicationError
+from ingestd.hive.attachments import (
+    ColumnStatistics,
+    Constraint,
+    ConstraintKind,
+    FunctionObject,
+    add_constraints,
+    create_function,
+    delete_statistics,
+    drop_constraint,
+    drop_function,
+    store_statistics,
+)
+from ingestd.hive.objects import (
+    DatabaseObject,
+    PartitionObject,
+    TableKind,
+    TableObject,
+    add_partitions,
+    alter_database,
+    alter_table,
+    create_table,
+    drop_partitions,
+    find_database,
+    find_table,
+    table_names,
+)
+from ingestd.hive.partitions import rename_partition
+from ingestd.hive.tables import WHOLE_TABLE, TableName
+from ingestd.hive.truncation import truncate_at_once, truncate_in_transaction
+from ingestd.replication.cluster import Cluster, drop_copy
+from ingestd.replication.cycle_plan import Outcome, is_move, is_truncation, write_id_of
+from ingestd.replication.directory.event_records import EventRecord
+from ingestd.replication.exact_statistics import as_exact_as, inexact
+from ingestd.replication.external import target_location
+from ingestd.replication.load.target_objects import TargetObjects
+from ingestd.replication.marks import READ_ONLY, SETTLED, WITHOUT_DIRECTORY, owns_files, source_kind, without_marks
+from ingestd.storage.contract import child
+
+_CONSTRAINTS = {
+    "ADD_PRIMARYKEY": ("primaryKeyListJson", ConstraintKind.PRIMARY_KEY),
+    "ADD_FOREIGNKEY": ("foreignKeyListJson", ConstraintKind.FOREIGN_KEY),
+    "ADD_UNIQUECONSTRAINT": ("uniqueConstraintListJson", ConstraintKind.UNIQUE),
+    "ADD_NOTNULLCONSTRAINT": ("notNullConstraintListJson", ConstraintKind.NOT_NULL),
+    "ADD_DEFAULTCONSTRAINT": ("defaultConstraintListJson", ConstraintKind.DEFAULT),
+    "ADD_CHECKCONSTRAINT": ("checkConstraintListJson", ConstraintKind.CHECK),
+}
+_Message = Mapping[str, Any]
+
+
+# Events after which the last event need not be stored: to replay several of them again leaves the same result.
+_REPEATABLE = frozenset(("ADD_PARTITION", "UPDATE_TBL_COL_STAT_EVENT", "UPDATE_PART_COL_STAT_EVENT"))
+
+
+def is_repeatable(record: EventRecord) -> bool:
+    """Return whether an event, and similar ones after it, may be replayed again.
+
+    Each commit of ingestd and of Hive is preceded by such events, which change statistics.
+    """
+    if record.type in {"ALTER_PARTITION", "ALTER_PARTITIONS"}:
+        return not is_move(record) and not is_truncation(record.message)
+    if record.type != "ALTER_TABLE":
+        return record.type in _REPEATABLE
+    message = record.message
+    before, after = (TableObject.parse(message[f"tableObj{when}Json"]) for when in ("Before", "After"))
+    return before.name == after.name and before.raw.sd.cols == after.raw.sd.cols and not is_truncation(message)
+
+
+class Definitions:
+    """The definitions of the database `database`, a copy of the source's database `source`.
+
+    `external_base` is the URI below which external tables are, None if there may be none. `lose` is called with a table
+    that cannot be followed, and the reason.
+    """
+
+    def __init__(
+        self,
+        target: Cluster,
+        source: str,
+        database: str,
+        external_base: str | None,
+        lose: Callable[[str, str], None],
+        *,
+        accepts_missing: bool,
+    ) -> None:
+        self._target = target
+        self._metastore = metastore = target.metastore
+        self._source = source
+        self._database = database
+        self._external_base = external_base
+        self._event = 0  # that is being replayed
+        self._outcome: Outcome | None = Outcome.COMMITTED  # of its transaction
+        self._lose = lose
+        self._accepts_missing = accepts_missing
+        self._objects = TargetObjects(metastore, database)
+        self._handlers: dict[str, Callable[[str, _Message], None]] = {
+            "CREATE_DATABASE": self._ignore,  # the target exists, and ALTER_DATABASE has all properties
+            "ALTER_DATABASE": self._alter_database,
+            "DROP_DATABASE": self._empty_database,
+            "CREATE_TABLE": self._create_table,
+            "ALTER_TABLE": self._alter_table,
+            "DROP_TABLE": self._drop_table,
+            "ADD_PARTITION": self._add_partitions,
+            "ALTER_PARTITION": self._alter_partition,
+            "ALTER_PARTITIONS": self._alter_partitions,
+            "DROP_PARTITION": self._drop_partitions,
+            "UPDATE_TBL_COL_STAT_EVENT": self._store_statistics,
+            "UPDATE_PART_COL_STAT_EVENT": self._store_statistics,
+            "DELETE_TBL_COL_STAT_EVENT": self._delete_statistics,
+            "DELETE_PART_COL_STAT_EVENT": self._delete_statistics,
+            "DROP_CONSTRAINT": self._drop_constraint,
+            "CREATE_FUNCTION": self._create_function,
+            "DROP_FUNCTION": self._drop_function,
+            **{kind: partial(self._add_constraints, kind) for kind in _CONSTRAINTS},
+        }
+
+    def apply(self, record: EventRecord, outcome: Outcome | None) -> None:
+        """Replay an event; `outcome` is that of its transaction, None if it is not known.
+
+        Raises ReplicationError for a type that is not known, and the errors of the metastore.
+        """
+        handler = self._handlers.get(record.type)
+        if handler is None:
+            raise ReplicationError(
+                f"events of the type {record.type} cannot be replayed", where=f"event {record.event}"
+            )
+        self._event, self._outcome = record.event, outcome
+        handler(record.table, record.message)
+        if not is_repeatable(record):
+            self._objects.forget()
+
+    def table(self, name: str) -> TableObject | None:
+        """Return a table of the target, None if it does not exist.
+
+        Raises ReplicationError if it must exist.
+        """
+        table = self.find(name)
+        if table is None and not self._accepts_missing:
+            raise self._missing(name)
+        return table
+
+    def find(self, name: str) -> TableObject | None:
+        """Return a table of the target, None if it does not exist."""
+        return self._objects.table(name)
+
+    def partitions(self, table: TableObject, names: Sequence[str]) -> Mapping[str, PartitionObject]:
+        """Return the partitions in `names`, which are escaped, of a table of the target that exist."""
+        return self._objects.partitions(table, names)
+
+    def drop(self, name: str) -> None:
+        """Drop a table, if it exists."""
+        self._drop_table(name, {})
+        self._objects.forget()
+
+    def _missing(self, name: str) -> ReplicationError:
+        return ReplicationError(
+            "the table is missing on the target",
+            where=f"table {self._database}.{name}",
+            hint="another client has dropped it; drop the target database and bootstrap again",
+        )
+
+    def _name(self, table: str) -> TableName:
+        return TableName(self._database, table)
+
+    # --- databases
+
+    def _ignore(self, _table: str, _message: _Message) -> None:
+        pass
+
+    def _alter_database(self, _table: str, message: _Message) -> None:
+        after = DatabaseObject.parse(message["dbObjAfterJson"])
+        before = find_database(self._metastore, self._database)
+        if before is None:
+            raise ReplicationError("the database is missing", where=f"database {self._database}")
+        raw = copy.deepcopy(before.raw)
+        raw.parameters = {**_with_marks(after.parameters, before.parameters), READ_ONLY: "true"}
+        raw.description, raw.ownerName, raw.ownerType = after.raw.description, after.raw.ownerName, after.raw.ownerType
+        alter_database(self._metastore, DatabaseObject(raw))
+
+    def _empty_database(self, _table: str, _message: _Message) -> None:
+        """Drop all tables. The database stays, because its properties are the state of the replication."""
+        for name in table_names(self._metastore, self._database):
+            self._drop_table(name, {})
+
+    # --- tables
+
+    def _create_table(self, table: str, message: _Message) -> None:
+        described = TableObject.parse(message["tableObjJson"])
+        if described.kind is TableKind.MATERIALIZED_VIEW or find_table(self._metastore, self._name(table)) is not None:
+            return
+        location = self._external(described.location) if described.kind is TableKind.EXTERNAL else None
+        create_table(
+            self._metastore, described.copied(self._name(table), location, without_marks(described.parameters))
+        )
+
+    def _alter_table(self, table: str, message: _Message) -> None:
+        after = TableObject.parse(message["tableObjAfterJson"])
+        name = after.name.table
+        if name != table and find_table(self._metastore, self._name(table)) is None:
+            if self.table(name) is None:  # not renamed in an earlier replay
+                self._lose(name, f"it was renamed from {table}, of which the target has no copy")
+            return
+        if name != table and self._accepts_missing and find_table(self._metastore, self._name(name)) is not None:
+            self._lose(name, f"it was renamed from {table} meanwhile")
+            return
+        before = self.table(table)
+        if before is None:
+            return
+        if name != table and WITHOUT_DIRECTORY in before.parameters:
+            self._lose(name, f"it was being renamed from {table} when it was copied")
+            return
+        write_id = write_id_of(message)
+        if is_truncation(message):
+            self._truncate(before, (), write_id)
+        location = self._external(after.location) if after.kind is TableKind.EXTERNAL else before.raw.sd.location
+        changed = after.copied(self._name(name), location, self._parameters(after.parameters, before.parameters))
+        if write_id > 0:
+            changed.raw.writeId = write_id
+        if name == table:
+            self._objects.alter_table(changed)
+        else:
+            alter_table(self._metastore, self._name(table), changed)
+
+    def _parameters(self, source: Mapping[str, str], target: Mapping[str, str]) -> dict[str, str]:
+        changed = _with_marks(source, target)
+        return changed if self._outcome is Outcome.COMMITTED else inexact(changed)
+
+    def _drop_table(self, table: str, _message: _Message) -> None:
+        """Drop a table; the files of an external one stay."""
+        existing = find_table(self._metastore, self._name(table))
+        if existing is not None:
+            drop_copy(self._target, existing)
+
+    def _truncate(self, table: TableObject, partitions: Sequence[str], write_id: int) -> None:
+        """Truncate a table, or `partitions` if there are any. The files of external tables are copied by difference."""
+        if self._outcome is Outcome.ABORTED:
+            return
+        if table.kind.is_transactional and write_id > 0:
+            truncate_in_transaction(self._metastore, table.name, partitions, write_id)
+        elif source_kind(table) is not TableKind.EXTERNAL:
+            truncate_at_once(self._metastore, table.name, partitions)
+
+    def _external(self, location: str) -> str:
+        return target_location(location, self._external_base)
+
+    # --- partitions
+
+    def _add_partitions(self, table: str, message: _Message) -> None:
+        existing = self.table(table)
+        if existing is None:
+            return
+        described = [PartitionObject.parse(text) for text in message["partitionListJson"]]
+        copies = [
+            member.copied(existing.name, self._location(existing, member), without_marks(member.parameters))
+            for member in described
+        ]
+        add_partitions(self._metastore, existing, copies)
+
+    def _location(self, table: TableObject, partition: PartitionObject) -> str:
+        """Return the location of a new partition."""
+        if source_kind(table) is TableKind.EXTERNAL:
+            return self._external(partition.location)
+        return child(table.location, table.partition_name(partition.values))
+
+    def _alter_partition(self, table: str, message: _Message) -> None:
+        before, after = (PartitionObject.parse(message[f"partitionObj{when}Json"]) for when in ("Before", "After"))
+        existing_table = self.table(table)
+        if existing_table is None:
+            return
+        if before.values != after.values:
+            existing = self._existing(existing_table, [before.values, after.values])
+            old = existing.get(before.values)
+            is_settled = int(existing_table.parameters.get(SETTLED, 0)) < self._event
+            is_empty = old is not None and WITHOUT_DIRECTORY in old.parameters
+            is_uncertain = not is_settled or old is None or after.values in existing
+            if is_empty or (self._accepts_missing and is_uncertain):
+                self._lose(table, f"the partition {existing_table.partition_name(before.values)} was renamed meanwhile")
+            elif old is not None:
+                parameters = as_exact_as(_with_marks(after.parameters, old.parameters), old.parameters)
+                renamed = after.copied(existing_table.name, old.location, parameters)
+                rename_partition(self._metastore, existing_table.name, before.values, renamed.raw)
+            return
+        self._change_partitions(existing_table, [after], message)
+
+    def _alter_partitions(self, table: str, message: _Message) -> None:
+        existing = self.table(table)
+        if existing is not None:
+            described = [PartitionObject.parse(text) for text in message["partitionListJson"]]
+            self._change_partitions(existing, described, message)
+
+    def _change_partitions(self, table: TableObject, described: Sequence[PartitionObject], message: _Message) -> None:
+        """Replace the definitions of partitions that exist."""
+        existing = self._existing(table, [member.values for member in described])
+        if len(existing) < len(described) and not self._accepts_missing:
+            raise self._missing(f"{table.name.table}, a partition")
+        write_id = write_id_of(message)
+        if is_truncation(message):
+            self._truncate(table, [table.partition_name(values) for values in existing], write_id)
+        changed = []
+        for member in described:
+            if member.values in existing:
+                old = existing[member.values]
+                location = self._external(member.location) if source_kind(table) is TableKind.EXTERNAL else old.location
+                changed.append(member.copied(table.name, location, self._parameters(member.parameters, old.parameters)))
+                if write_id > 0:
+                    changed[-1].raw.writeId = write_id
+        self._objects.alter_partitions(table, changed)
+
+    def _existing(
+        self, table: TableObject, values: Sequence[tuple[str, ...]]
+    ) -> dict[tuple[str, ...], PartitionObject]:
+        partitions = self._objects.partitions(table, [table.partition_name(value) for value in values])
+        return {member.values: member for member in partitions.values()}
+
+    def _drop_partitions(self, table: str, message: _Message) -> None:
+        existing = self.table(table)
+        if existing is not None:
+            names = [
+                existing.partition_name([values[key] for key in existing.partition_columns])
+                for values in message["partitions"]
+            ]
+            delete_data = owns_files(existing)
+            drop_partitions(self._metastore, existing.name, names, delete_data=delete_data)
+
+    # --- statistics, constraints and functions
+
+    def _store_statistics(self, table: str, message: _Message) -> None:
+        if (existing := self.table(table)) is None:
+            return
+        statistics = ColumnStatistics.parse(message["colStatsJson"], write_id_of(message))
+        try:
+            store_statistics(self._metastore, existing.name, statistics)
+        except InvalidTable:
+            if not self._accepts_missing:
+                raise self._missing(f"{table}, a partition") from None
+            return
+        if self._outcome is not Outcome.COMMITTED:
+            self.distrust_statistics(table, statistics.raw.statsDesc.partName or WHOLE_TABLE)
+
+    def distrust_statistics(self, table: str, partition: str) -> None:
+        """Let readers of a table, or of a partition if it is not WHOLE_TABLE, read rows in place of statistics."""
+        self._objects.forget()  # events of statistics change parameters
+        existing = self.find(table)
+        if existing is None:
+            return
+        if partition:
+            partitions = self._objects.partitions(existing, [partition]).values()
+            copies = [
+                member.copied(existing.name, member.raw.sd.location, inexact(member.parameters))
+                for member in partitions
+            ]
+            self._objects.alter_partitions(existing, copies)
+        else:
+            changed = existing.copied(existing.name, existing.raw.sd.location, inexact(existing.parameters))
+            self._objects.alter_table(changed)
+
+    def _delete_statistics(self, table: str, message: _Message) -> None:
+        existing = self.table(table)
+        if existing is not None and not existing.kind.is_transactional:
+            partition = message.get("partName") or WHOLE_TABLE
+            delete_statistics(
+                self._metastore, existing.name, partition, message["colName"], message.get("engine") or ""
+            )
+
+    def _add_constraints(self, kind: str, table: str, message: _Message) -> None:
+        if (existing := self.table(table)) is not None:
+            field, constraint_kind = _CONSTRAINTS[kind]
+            by_name: dict[str, list[str]] = defaultdict(list)
+            for text in message[field]:
+                by_name[Constraint.parse(constraint_kind, [text]).name].append(text)
+            constraints = [Constraint.parse(constraint_kind, texts) for texts in by_name.values()]
+            copies = [constraint.copied(self._source, self._database) for constraint in constraints]
+            add_constraints(self._metastore, existing.name, copies)
+
+    def _drop_constraint(self, table: str, message: _Message) -> None:
+        if (existing := self.table(table)) is not None:
+            drop_constraint(self._metastore, existing.name, message["constraintName"])
+
+    def _create_function(self, _table: str, message: _Message) -> None:
+        function = FunctionObject.parse(message["functionObjJson"]).copied(self._database)
+        if function.resources:  # a function without files is on the class path of the servers
+            create_function(self._metastore, function)
+
+    def _drop_function(self, _table: str, message: _Message) -> None:
+        drop_function(self._metastore, self._database, message["functionName"])
+
+
+def _with_marks(source: Mapping[str, str], target: Mapping[str, str]) -> dict[str, str]:
+    """Return the parameters of the source, with the marks that the target has."""
+    own = without_marks(target)
+    return {**without_marks(source), **{key: value for key, value in target.items() if key not in own}}

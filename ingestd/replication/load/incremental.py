@@ -1,0 +1,386 @@
+"""The load of the changes of a database: replays events in their order, and copies files ahead of their commits.
+
+Invariant: a reader of the target sees states that the source has had, in their order. A transaction becomes visible on
+the target by one call of the metastore, which also stores its event as the last one, and all its files are in place
+before. Everything after the last event may be replayed again.
+
+A table that cannot follow is lost: from then on it stays as it is, and the next dump contains all of it
+(`directory/lost_tables.py`). Such tables are replaced at the end of a load; between that and its last event, they may
+be ahead of other tables.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import groupby
+
+from ingestd.errors import ReplicationError
+from ingestd.hive.events import Write, WrittenFile
+from ingestd.hive.objects import change_database, table_names
+from ingestd.hive.replay import Allocation, Replay
+from ingestd.hive.tables import TableName
+from ingestd.hive.write_ids import ValidTransactions
+from ingestd.replication.cluster import Cluster, load_lease
+from ingestd.replication.copying.copy import Copier, CopyStopped
+from ingestd.replication.copying.fence import Fence
+from ingestd.replication.copying.mirror import Mirrors
+from ingestd.replication.copying.report import Copied, LoadReport
+from ingestd.replication.cycle_plan import CyclePlan, Outcome
+from ingestd.replication.directory.directory import Dump
+from ingestd.replication.directory.dump_files import DumpMetadata
+from ingestd.replication.directory.event_records import (
+    ABORT,
+    ALLOCATE,
+    COMMIT,
+    BootstrapRecord,
+    Cursor,
+    EventRecord,
+    TransactionsRecord,
+    WriteRecord,
+    WrittenFileRecord,
+)
+from ingestd.replication.directory.lost_tables import LostTables
+from ingestd.replication.directory.manifest import Manifest
+from ingestd.replication.external import mirrors, read_directories
+from ingestd.replication.load.copy_ahead import CopyAhead
+from ingestd.replication.load.definitions import Definitions, is_repeatable
+from ingestd.replication.load.statistics_runs import StatisticsRuns
+from ingestd.replication.load.table_load import LoadStep, TableLoad, loading_name
+from ingestd.replication.load.target_marks import continue_target
+from ingestd.replication.marks import IDENTITY, LAST_ID, PENDING, SETTLED
+from ingestd.storage.contract import child
+
+
+class ReplayStep(Enum):
+    """The steps that an observer of a load is informed of, beside those of tables that are copied as a whole."""
+
+    ALLOCATED = "allocated"
+    COPIED = "copied_ahead"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    DEFINED = "defined"
+    STORED = "stored"
+    EXTERNAL = "external"
+    LOADED = "loaded"
+    SWEPT = "swept"
+
+
+@dataclass(frozen=True, slots=True)
+class IncrementalLoadOptions:
+    """Into which database a dump is loaded; the fields are those of BootstrapLoadOptions.
+
+    `on_events` is called with the number of events that were replayed, and the number of all events.
+    """
+
+    database: str
+    external_base: str | None = None
+    on_files: Callable[[int, int], None] = lambda _done, _all: None
+    on_events: Callable[[int, int], None] = lambda _done, _all: None
+    observe: Callable[[ReplayStep | LoadStep], None] = lambda _: None
+
+
+def load_incremental(
+    target: Cluster,
+    dump: Dump,
+    metadata: DumpMetadata,
+    copier: Copier,
+    options: IncrementalLoadOptions,
+    stop: threading.Event,
+) -> LoadReport:
+    """Load a finished dump. May be repeated until it succeeds; afterwards the caller marks the dump as loaded.
+
+    Raises BootstrapRequired if the target cannot follow the source any more, TargetChanged if another client has
+    written to the target, CopyStopped if `stop` is set, OwnershipLost if another process loads into the database,
+    ReplicationError, ManifestIncomplete, and the errors of the metastore and of the storages.
+    """
+    with load_lease(target, options.database) as lease:
+        copier = copier.guarded(lease.check, Fence.begin(target.storages, dump.uri))
+        target = target.under(lease)
+        marks = continue_target(target.metastore, options.database, metadata, options.external_base)
+        load = _Load(target, dump, metadata, options, marks)
+        load.require_unchanged_target()
+        load.drop_newer_tables()
+        load.replay_events(copier, stop)
+        load.copy_tables(copier, stop)
+        load.copy_external(copier, stop)
+        load.finish()
+    return load.report()
+
+
+class _Load:
+    """The steps of a load; see the module. `marks` are the properties of the target database."""
+
+    def __init__(
+        self,
+        target: Cluster,
+        dump: Dump,
+        metadata: DumpMetadata,
+        options: IncrementalLoadOptions,
+        marks: dict[str, str],
+    ) -> None:
+        storage = target.storages.at(dump.uri)
+        self._target = target
+        self._dump = dump
+        self._metadata = metadata
+        self._options = options
+        self._manifest = manifest = Manifest(storage, child(dump.uri, metadata.payload or ""))
+        self._last = self._event = int(marks[LAST_ID])
+        self._unstored = 0  # the last event that was replayed, if the database does not have it as its last one
+        self._is_first = marks.get(PENDING) == "true"
+        # Dumps of earlier releases do not tell when a bootstrap was settled.
+        self._settled = int(marks.get(SETTLED, metadata.to_event if self._is_first else 0))
+        self._replay = Replay(target.metastore, options.database, accepts_gaps=self._is_unsettled)
+        self._accepts_missing = self._is_first or self._settled > self._last
+        self._plan = CyclePlan.of(manifest.read(EventRecord), self._last)
+        self._lost = lost = LostTables(storage, dump.uri, self._plan.renamed)
+        self._definitions = Definitions(
+            target,
+            metadata.scope.database,
+            options.database,
+            options.external_base,
+            lost.add,
+            accepts_missing=self._accepts_missing,
+        )
+        self._runs = StatisticsRuns.of(manifest.read(EventRecord), self._last)
+        self._writes = Cursor(manifest.read(WriteRecord))
+        self._written_files = Cursor(manifest.read(WrittenFileRecord))
+        self._copied = Copied()
+        self._ahead = CopyAhead(
+            *(manifest, self._plan, self._definitions, self._replay, lost, target.storages),
+            *(self._copied, options.on_files),
+        )
+        self._events = 0
+        self._replaced = {table for record in manifest.read(BootstrapRecord) for table in record.tables}
+        self._bootstrapped: tuple[str, ...] = ()
+
+    def report(self) -> LoadReport:
+        """Return what was done."""
+        return self._copied.report(self._events, self._bootstrapped, self._lost.names)
+
+    def require_unchanged_target(self) -> None:
+        """Raise TargetChanged before anything is done, if a write id of this cycle is not the target's next one.
+
+        An earlier attempt may have allocated it: then its transaction is open, or it was aborted. One that was
+        committed is not after the last event, unless the metastore did not store that.
+        """
+        if self._is_first:
+            return
+        highest: dict[str, int] = {}
+        for allocation in self._plan.allocations:
+            if allocation.table in self._lost or self._plan.last_barrier(allocation.event, allocation.table):
+                continue
+            table = self._definitions.find(allocation.table)
+            if table is None or int(table.parameters.get(SETTLED, 0)) >= allocation.event:
+                continue
+            if allocation.table not in highest:
+                highest[allocation.table] = self._replay.highest_write_id(table.name)
+            if allocation.txn_id in self._replay.open_transactions or allocation.txn_id in self._plan.aborted:
+                continue
+            if allocation.write_id <= highest[allocation.table] and not self._is_unstored_commit(allocation.txn_id):
+                raise self._changed(allocation.table, allocation.write_id)
+
+    def drop_newer_tables(self) -> None:
+        """Drop each copy of a table that is newer than the one that had its name at the first event of this cycle.
+
+        The events are those of the older table, until it is dropped or renamed. Then others create the newer one again.
+        """
+        if not self._accepts_missing:
+            return
+        for name, identity in self._plan.identities.items():
+            copy = self._definitions.find(name) if name not in self._lost else None
+            if copy is not None and identity and copy.parameters.get(IDENTITY, identity) != identity:
+                self._definitions.drop(name)
+                self._options.observe(LoadStep.DROPPED)
+
+    def _is_unstored_commit(self, txn_id: int) -> bool:
+        return any(self._replay.is_ambiguous(event) for event, commit in self._plan.commits.items() if commit == txn_id)
+
+    def _changed(self, table: str, write_id: int) -> ReplicationError:
+        return self._replay.changed(self._name(table), f"write id {write_id} is not one of the source")
+
+    def _name(self, table: str) -> TableName:
+        return TableName(self._options.database, table)
+
+    def _is_unsettled(self, table: TableName) -> bool:
+        """Return whether a table may contain the change of the current event already, because it was copied later."""
+        copy = self._definitions.find(table.table)
+        return self._is_first or (copy is not None and int(copy.parameters.get(SETTLED, 0)) >= self._event)
+
+    # --- events
+
+    def replay_events(self, copier: Copier, stop: threading.Event) -> None:
+        """Copy files and replay the events after the last one."""
+        self._copy_after(0, copier, stop)
+        count = self._manifest.count(EventRecord)
+        for number, record in enumerate(self._manifest.read(EventRecord), 1):
+            if record.event <= self._last:
+                continue
+            if stop.is_set():
+                raise CopyStopped("the load was stopped between two events")
+            self._event = record.event
+            if record.type == ALLOCATE:
+                self._allocate(record)
+                self._unstored = record.event
+            elif record.type == COMMIT:
+                self._commit(record)
+            elif record.type == ABORT:
+                self._replay.abort(record.message["txnid"])
+                self._unstored = record.event
+                self._options.observe(ReplayStep.ABORTED)
+            elif record.table not in self._lost:
+                self._define(record)
+                self._copy_after(record.event, copier, stop)
+            self._events += 1
+            self._options.on_events(number, count)
+
+    def _copy_after(self, event: int, copier: Copier, stop: threading.Event) -> None:
+        """Copy the files that can be copied after an event; that may take long."""
+        if self._ahead.copy(event, copier, stop):
+            self._options.observe(ReplayStep.COPIED)
+
+    def _allocate(self, record: EventRecord) -> None:
+        """Allocate the write ids of an event.
+
+        CREATE TABLE AS SELECT allocates one before it creates the table, and leaves it allocated if it fails. Only
+        after a bootstrap, the table may be missing because it was dropped.
+        """
+        if record.table in self._lost or (self._is_first and self._definitions.find(record.table) is None):
+            return
+        message = record.message
+        for txn_id, write_id in zip(message["txnIdList"], message["writeIdList"], strict=True):
+            following = self._plan.allocations_after(record.event, record.table, write_id)
+            self._replay.allocate(txn_id, self._name(record.table), write_id, following)
+            self._options.observe(ReplayStep.ALLOCATED)
+
+    def _commit(self, record: EventRecord) -> None:
+        """Commit a transaction, whose files are in place.
+
+        A write whose transaction has ended on the target is in a bootstrap. If the table of a write stays as it is, the
+        write id becomes valid without its rows if it was allocated in an earlier cycle; then statistics that count them
+        must not become valid.
+        """
+        txn_id = record.message["txnid"]
+        writes = []
+        for write in self._writes.take(record.event):
+            if write.table in self._lost or write.table in self._replaced:
+                if txn_id in self._replay.open_transactions:
+                    self._definitions.distrust_statistics(write.table, write.partition)
+                continue
+            if self._definitions.table(write.table) is None:
+                continue
+            if self._replay.allocate(txn_id, self._name(write.table), write.write_id) is Allocation.MAPPED:
+                writes.append(write)
+            elif not self._is_unsettled(self._name(write.table)) and not self._replay.is_ambiguous(record.event):
+                raise self._changed(write.table, write.write_id)
+        if txn_id in self._replay.open_transactions:
+            self._replay.commit(txn_id, self._on_target(writes, self._written_files.take(record.event)), record.event)
+            self._unstored = 0
+            self._options.observe(ReplayStep.COMMITTED)
+
+    def _define(self, record: EventRecord) -> None:
+        """Replay a change of a definition.
+
+        One after which earlier events cannot be replayed any more, such as DROP PARTITION, is applied when these are
+        stored, and stored at once. For example, a write id that was allocated before its table is renamed would be
+        allocated again, to the next table of the old name.
+        """
+        if not is_repeatable(record):
+            self._store()
+        replayed = self._runs.replayed(record)
+        if replayed is not None:
+            # Another record in its place is one whose transaction commits.
+            outcome = self._plan.outcomes.of_change(record) if replayed is record else Outcome.COMMITTED
+            self._definitions.apply(replayed, outcome)
+        self._unstored = record.event
+        self._options.observe(ReplayStep.DEFINED)
+        if not is_repeatable(record):
+            self._replay.forget()
+            self._store()
+
+    def _store(self) -> None:
+        """Store the last event, if that has not been done."""
+        if self._unstored:
+            self._replay.set_last_id(self._unstored)
+            self._unstored = 0
+            self._options.observe(ReplayStep.STORED)
+
+    def _on_target(self, writes: Sequence[WriteRecord], files: Sequence[WrittenFileRecord]) -> list[Write]:
+        """Return the writes with the names, files and definitions of the target."""
+        placed_writes = []
+        by_write = defaultdict(list)
+        for file in files:
+            by_write[file.table, file.partition, file.write_id].append(file)
+        for name, some in groupby(sorted(writes, key=lambda write: write.table), key=lambda write: write.table):
+            table = self._definitions.table(name)
+            assert table is not None  # `_commit` has dropped the writes of missing tables
+            ordered = list(some)
+            wanted = [write.partition for write in ordered if write.partition]
+            partitions = self._definitions.partitions(table, wanted)
+            for write in ordered:
+                partition = partitions.get(write.partition)
+                if write.partition and partition is None:
+                    self._require_unsettled(f"the partition {write.partition} is missing on the target", table.name)
+                    continue
+                location = partition.location if partition else table.location
+                own = by_write[write.table, write.partition, write.write_id]
+                written = (self._written(location, record) for record in own)
+                present = tuple(placed for placed in written if placed.uri not in self._ahead.absent)
+                texts = table.text, partition.text if partition else ""
+                if present:  # HMS fails for a write without files
+                    placed_writes.append(Write(table.name, write.partition, write.write_id, present, *texts))
+        return placed_writes
+
+    def _written(self, location: str, file: WrittenFileRecord) -> WrittenFile:
+        return WrittenFile(child(location, *filter(None, [file.directory]), file.name), "", "", file.directory)
+
+    def _require_unsettled(self, what: str, table: TableName) -> None:
+        if not self._is_unsettled(table):
+            raise ReplicationError(what, where=f"table {table}", hint="drop the target database and bootstrap again")
+
+    # --- tables that are copied as a whole, and external tables
+
+    def copy_tables(self, copier: Copier, stop: threading.Event) -> None:
+        """Replace the tables that the dump contains as a whole, and drop those that the source does not have."""
+        for record in self._manifest.read(BootstrapRecord):
+            self._store()
+            options, marks = self._options, {SETTLED: str(record.settled)}
+            tables = TableLoad(
+                *(self._target, options.database, options.external_base, self._dump.uri, self._manifest),
+                *(options.on_files, options.observe, loading_name, marks),
+            )
+            placed = tables.copy_all(self._lost, copier, self._copied, stop)
+            tables.replace_tables(placed)
+            tables.create_constraints(placed, self._metadata.scope.database)
+            for name in record.tables:
+                if name not in placed and name not in self._lost:
+                    tables.drop(self._name(name))
+            self._settled = record.settled
+            self._bootstrapped = tuple(sorted(placed))
+
+    def copy_external(self, copier: Copier, stop: threading.Event) -> None:
+        """Copy the directories of external tables as they are now."""
+        if pairs := mirrors(read_directories(self._manifest), self._options.external_base):
+            self._copied.add(Mirrors(self._target.storages, copier).update(pairs, stop=stop))
+            self._options.observe(ReplayStep.EXTERNAL)
+
+    # --- the end
+
+    def finish(self) -> None:
+        """Store the last event of the dump, drop tables that left the scope, and abort what has ended on the source."""
+        if self._metadata.is_scope_changed:
+            for name in table_names(self._target.metastore, self._options.database):
+                if not self._metadata.scope.contains(name):
+                    self._definitions.drop(name)
+        last = max(self._last, self._metadata.to_event)
+        marks: dict[str, str | None] = {LAST_ID: str(last), SETTLED: None, PENDING: None}
+        if self._settled > last:
+            marks = {LAST_ID: str(last), SETTLED: str(self._settled)}
+        change_database(self._target.metastore, self._options.database, marks)
+        self._options.observe(ReplayStep.LOADED)
+        for record in self._manifest.read(TransactionsRecord):
+            self._replay.sweep(ValidTransactions.parse(record.text).has_ended)
+            self._options.observe(ReplayStep.SWEPT)

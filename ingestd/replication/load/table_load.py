@@ -1,0 +1,339 @@
+"""The load of whole tables, which a dump has listed in a snapshot of the source.
+
+Invariant: a table has no write ids until it has all files, so that neither a reader nor a compaction of the target sees
+a part of them: the base of a compaction would hide the files that come after it. No reader sees rows of an aborted
+transaction. Every step may be repeated: a table says whether this dump has completed it (CHECKPOINT) or has begun it
+(LOADING). A table that neither is true of is replaced.
+
+A load of tables into a database that readers use gives them other names until they are complete (`loading_name`), and
+then replaces the tables of those names (`replace_tables`). In between, a reader finds no table, but never a part of it.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Collection, Container, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from hashlib import sha256
+from itertools import groupby, islice
+
+from ingestd.errors import ReplicationError
+from ingestd.hive.attachments import Constraint, ConstraintKind, add_constraints
+from ingestd.hive.objects import (
+    PartitionObject,
+    TableKind,
+    TableObject,
+    add_partitions,
+    alter_table,
+    create_table,
+    find_table,
+)
+from ingestd.hive.replay import Replay
+from ingestd.hive.tables import WHOLE_TABLE, TableName
+from ingestd.hive.write_ids import parse
+from ingestd.replication.cluster import Cluster, drop_copy
+from ingestd.replication.copying.copy import Copier, Progress
+from ingestd.replication.copying.report import Copied
+from ingestd.replication.copying.transfer import CopyFile
+from ingestd.replication.directory.lost_tables import LostTables
+from ingestd.replication.directory.manifest import (
+    AbortedRecord,
+    ConstraintRecord,
+    FileRecord,
+    Manifest,
+    PartitionRecord,
+    TableRecord,
+    WithoutDirectoryRecord,
+)
+from ingestd.replication.external import target_location
+from ingestd.replication.marks import (
+    CHECKPOINT,
+    IDENTITY,
+    LOADING,
+    WITHOUT_DIRECTORY,
+    marks_of_kind,
+    source_kind,
+    without_marks,
+)
+from ingestd.storage.contract import child
+
+_FILES_AT_ONCE = 100_000
+_PARTITIONS_AT_ONCE = 1000
+_LOADING_PREFIX = "ingestd_loading_"
+_PLAIN_NAME = re.compile(r"[a-z0-9_]{1,200}")
+
+
+class LoadStep(Enum):
+    """The steps that an observer of a load is informed of."""
+
+    DATABASE = "database"
+    TABLE = "table"
+    WRITE_IDS = "write_ids"
+    COPIED = "copied"
+    PARTITIONS = "partitions"
+    COMPLETE = "complete"
+    DROPPED = "dropped"
+    REPLACED = "replaced"
+    CONSTRAINTS = "constraints"
+    LAST_EVENT = "last_event"
+
+
+def loading_name(table: str) -> str:
+    """Return the name of a table until its copy is complete. No metastore refuses it as too long."""
+    return _LOADING_PREFIX + (table if _PLAIN_NAME.fullmatch(table) else sha256(table.encode()).hexdigest()[:32])
+
+
+def is_loading_name(name: str) -> bool:
+    """Return whether a table of the target is an incomplete copy."""
+    return name.startswith(_LOADING_PREFIX)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A table of the target: its location, and whether this dump had completed it before.
+
+    `without_directory` contains the escaped names of the partitions whose directories were missing on the source, and
+    WHOLE_TABLE if that of the table was.
+    """
+
+    table: TableObject
+    is_complete: bool
+    without_directory: frozenset[str] = frozenset()
+
+    def location(self, partition: str) -> str:
+        """Return the location of a partition, or of the table if `partition` is WHOLE_TABLE."""
+        return child(self.table.location, partition) if partition else self.table.location
+
+
+@dataclass(frozen=True, slots=True)
+class TableLoad:
+    """The steps of a load of all tables in `manifest` into `database`.
+
+    `dump` is the URI of the dump, with which the tables are marked, and `marks` are further properties of the tables.
+    `external_base` is the URI below which external tables are; None if there may be none. `named` returns the name of a
+    table on the target until it is complete. `on_files` is called while files are copied, with the number of files that
+    are done and the number of all files. `observe` is called after each step.
+    """
+
+    target: Cluster
+    database: str
+    external_base: str | None
+    dump: str
+    manifest: Manifest
+    on_files: Callable[[int, int], None]
+    observe: Callable[[LoadStep], None]
+    named: Callable[[str], str] = str
+    marks: Mapping[str, str] = field(default_factory=dict)
+
+    def copy_all(self, lost: LostTables, copier: Copier, copied: Copied, stop: threading.Event) -> dict[str, Placed]:
+        """Create and complete the tables, except those that are lost; return them by their names on the source."""
+        for name in lost.names:
+            self.drop(TableName(self.database, self.named(name)))
+        placed = self.create(lost)
+        for name, reason in self.copy(placed, copier, copied, stop).items():
+            lost.add(name, reason)
+            self.drop(placed.pop(name).table.name)
+        self.set_write_ids(placed)
+        self.complete(placed)
+        return placed
+
+    def create(self, left_out: Container[str]) -> dict[str, Placed]:
+        """Create the tables, except some; return them by their names on the source."""
+        records = (record for record in self.manifest.read(TableRecord) if record.table not in left_out)
+        without_directory = self._without_directory()
+        return {record.table: self._create(record, without_directory.get(record.table, ())) for record in records}
+
+    def _without_directory(self) -> Mapping[str, Collection[str]]:
+        """Return the partitions of each table whose directories were missing; WHOLE_TABLE stands for the table."""
+        partitions: dict[str, list[str]] = {}
+        for record in self.manifest.read(WithoutDirectoryRecord):
+            partitions.setdefault(record.table, []).append(record.partition)
+        return partitions
+
+    def _create(self, record: TableRecord, without_directory: Collection[str]) -> Placed:
+        metastore = self.target.metastore
+        final = find_table(metastore, TableName(self.database, record.table))
+        if final is not None and final.parameters.get(CHECKPOINT) == self.dump:
+            return Placed(final, is_complete=True)
+        name = TableName(self.database, self.named(record.table))
+        existing = find_table(metastore, name)
+        if existing is not None and existing.parameters.get(CHECKPOINT) == self.dump:
+            return Placed(existing, is_complete=True)
+        if existing is not None and existing.parameters.get(LOADING) != self.dump:
+            self.drop(name)
+            existing = None
+        if existing is None:
+            table = TableObject.parse(record.text)
+            parameters = {**without_marks(table.parameters), **marks_of_kind(table), **self.marks}
+            if WHOLE_TABLE in without_directory:
+                parameters[WITHOUT_DIRECTORY] = "true"
+            parameters[LOADING] = self.dump
+            if table.identity:
+                parameters[IDENTITY] = table.identity
+            create_table(metastore, table.copied(name, self._location(table), parameters))
+            self.observe(LoadStep.TABLE)
+            existing = find_table(metastore, name)
+        if existing is None:
+            raise self._dropped(name)
+        is_special = name.table != record.table and not _PLAIN_NAME.fullmatch(record.table)
+        if is_special and existing.location.endswith(f"/{name.table}"):
+            existing = self._elsewhere(existing)
+        return Placed(existing, is_complete=False, without_directory=frozenset(without_directory))
+
+    def _elsewhere(self, table: TableObject) -> TableObject:
+        """Give a new table a directory that has not its name, and return it.
+
+        When a metastore renames a table, it also renames a directory of the old name, which fails for a new name with a
+        colon. Directories of other names stay as they are.
+        """
+        location = f"{table.location}_{self.dump.rpartition('/')[2]}"
+        moved = table.copied(table.name, location, table.parameters)
+        alter_table(self.target.metastore, table.name, moved)
+        return moved
+
+    def _dropped(self, name: TableName) -> ReplicationError:
+        return ReplicationError(
+            "another client has dropped the table during the load",
+            where=f"table {name}",
+            hint="only the replication may write to the target database",
+        )
+
+    def drop(self, name: TableName) -> None:
+        """Drop a table if it exists; its files only if they are in the warehouse."""
+        existing = find_table(self.target.metastore, name)
+        if existing is not None:
+            drop_copy(self.target, existing)
+
+    def _location(self, table: TableObject) -> str | None:
+        """Return the location of a new table; None lets the metastore choose one in its warehouse."""
+        return target_location(table.location, self.external_base) if table.kind is TableKind.EXTERNAL else None
+
+    # --- files
+
+    def copy(
+        self, placed: Mapping[str, Placed], copier: Copier, copied: Copied, stop: threading.Event
+    ) -> dict[str, str]:
+        """Copy the files of the tables that are not complete; return a reason for each table of which one is lost."""
+        files = (
+            (record.table, self._copy_of(record, placed[record.table]))
+            for record in self.manifest.read(FileRecord)
+            if record.table in placed and not placed[record.table].is_complete
+        )
+        lost: dict[str, list[str]] = defaultdict(list)
+        done, total = 0, self.manifest.count(FileRecord)
+        while some := list(islice(files, _FILES_AT_ONCE)):
+            tables = {file.target: table for table, file in some}
+            on_progress = partial(self._report_files, done, total)
+            result = copier.copy([file for _, file in some], stop=stop, on_progress=on_progress)
+            copied.add(result)
+            for loss in result.lost:
+                lost[tables[loss.file.target]].append(loss.reason)
+            done += len(some)
+        self.observe(LoadStep.COPIED)
+        return {
+            table: f"{len(reasons)} files have vanished from the source since the dump; the first: {reasons[0]}"
+            for table, reasons in lost.items()
+        }
+
+    def _copy_of(self, record: FileRecord, placed: Placed) -> CopyFile:
+        directory = child(placed.location(record.partition), *filter(None, [record.directory]))
+        return CopyFile(record.source, record.length, directory, record.name, written=record.written)
+
+    def _report_files(self, done: int, total: int, progress: Progress) -> None:
+        self.on_files(done + progress.files, total)
+
+    # --- write ids, partitions and completion
+
+    def set_write_ids(self, placed: Mapping[str, Placed]) -> None:
+        """Give the tables whose files are in place the write ids of the snapshot."""
+        replay = Replay(self.target.metastore, self.database, accepts_gaps=lambda _: True)
+        aborted: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+        for aborted_record in self.manifest.read(AbortedRecord):
+            for write_id in aborted_record.write_ids:
+                aborted[aborted_record.table][write_id].append(aborted_record.partition)
+        for record in self.manifest.read(TableRecord):
+            if record.write_ids and record.table in placed and not placed[record.table].is_complete:
+                name = placed[record.table].table.name
+                replay.set_write_ids(name, parse(record.write_ids), aborted[record.table])
+                self.observe(LoadStep.WRITE_IDS)
+
+    def complete(self, placed: Mapping[str, Placed]) -> None:
+        """Create the partitions of tables whose files are in place, and mark the tables as complete."""
+        for name, records in groupby(self.manifest.read(PartitionRecord), key=lambda record: record.table):
+            if name in placed and not placed[name].is_complete:
+                while some := list(islice(records, _PARTITIONS_AT_ONCE)):
+                    self._add_partitions(placed[name], some)
+                    self.observe(LoadStep.PARTITIONS)
+        for target in placed.values():
+            if not target.is_complete:
+                self._mark_complete(target.table.name)
+        self.observe(LoadStep.COMPLETE)
+
+    def _add_partitions(self, placed: Placed, records: list[PartitionRecord]) -> None:
+        copies = []
+        for record in records:
+            partition = PartitionObject.parse(record.text)
+            location = (
+                target_location(partition.location, self.external_base)
+                if source_kind(placed.table) is TableKind.EXTERNAL
+                else placed.location(record.partition)
+            )
+            parameters = {**without_marks(partition.parameters), CHECKPOINT: self.dump}
+            if record.partition in placed.without_directory:
+                parameters[WITHOUT_DIRECTORY] = "true"
+            copies.append(partition.copied(placed.table.name, location, parameters))
+        add_partitions(self.target.metastore, placed.table, copies)
+
+    def _mark_complete(self, name: TableName) -> None:
+        table = find_table(self.target.metastore, name)
+        if table is None:
+            raise self._dropped(name)
+        parameters = {**table.parameters, CHECKPOINT: self.dump}
+        parameters.pop(LOADING, None)
+        alter_table(self.target.metastore, name, table.copied(name, table.raw.sd.location, parameters))
+
+    def replace_tables(self, placed: Mapping[str, Placed]) -> None:
+        """Replace the tables of the source's names by the complete copies."""
+        metastore = self.target.metastore
+        for name, target in placed.items():
+            if target.table.name.table == name:
+                continue
+            final = TableName(self.database, name)
+            self.drop(final)
+            self.observe(LoadStep.DROPPED)
+            table = find_table(metastore, target.table.name)
+            if table is None:
+                raise self._dropped(target.table.name)
+            alter_table(metastore, target.table.name, table.copied(final, table.raw.sd.location, table.parameters))
+            self.observe(LoadStep.REPLACED)
+
+    # --- constraints
+
+    def create_constraints(self, tables: Collection[str], source: str) -> None:
+        """Create the constraints of tables, and the foreign keys of other tables that refer to them, these last.
+
+        `source` is the database of the dump. The metastore drops a foreign key with the table to which it refers, so
+        one of a table that is not copied again must be created again.
+        """
+        all_constraints = self._constraints(tables, source)
+        for is_foreign in (False, True):
+            some = [c for c in all_constraints if (c.kind is ConstraintKind.FOREIGN_KEY) == is_foreign]
+            for name, constraints in groupby(some, key=lambda constraint: constraint.table):
+                if name.table in tables or find_table(self.target.metastore, name) is not None:
+                    add_constraints(self.target.metastore, name, list(constraints))
+        self.observe(LoadStep.CONSTRAINTS)
+
+    def _constraints(self, tables: Collection[str], source: str) -> list[Constraint]:
+        """Return each constraint once, sorted by its table; earlier releases list a foreign key with both of them."""
+        copies = {}
+        for record in self.manifest.read(ConstraintRecord):
+            constraint = Constraint.parse(ConstraintKind(record.constraint), record.texts)
+            parent = constraint.parent
+            if record.table in tables or (parent and parent.database == source and parent.table in tables):
+                copied = constraint.copied(source, self.database)
+                copies[copied.kind, copied.table, copied.name] = copied
+        return sorted(copies.values(), key=lambda constraint: constraint.table.table)
