@@ -12,7 +12,7 @@ from contextlib import suppress
 from pyspark import SparkContext
 
 from ingestd.clock import pause
-from ingestd.spark.errors import GATEWAY_ERRORS, STOPPED, EngineLost, first_line
+from ingestd.spark.errors import GATEWAY_ERRORS, STOPPED, EngineLost, calling, first_line
 from ingestd.spark.launch import Launch
 from ingestd.spark.slots import live_slots
 
@@ -61,8 +61,9 @@ class Driver:
     def has_stopped(self) -> bool:
         """Ask the JVM whether Spark has stopped; False if the JVM does not say."""
         try:
-            return bool(self._context._jsc.sc().isStopped())
-        except (*GATEWAY_ERRORS, AttributeError):  # AttributeError: the context has been stopped here
+            with calling(self._context):
+                return bool(self._context._jsc.sc().isStopped())
+        except GATEWAY_ERRORS:
             return False
 
     def kill(self, reason: str) -> EngineLost:
@@ -118,9 +119,10 @@ class Driver:
         """Ask the JVM every second for its state. This thread may block; `_watch` measures how long."""
         while not pause(_PROBE_SECONDS if self._has_probed.is_set() else 0.0, self._stopped):
             try:
-                is_stopped = self._context._jsc.sc().isStopped()
-                self.slots = 0 if is_stopped else live_slots(self._context)
-            except (*GATEWAY_ERRORS, AttributeError) as error:  # AttributeError: the context has been stopped
+                with calling(self._context):
+                    is_stopped = self._context._jsc.sc().isStopped()
+                    self.slots = 0 if is_stopped else live_slots(self._context)
+            except GATEWAY_ERRORS as error:
                 if not self._stopped.is_set():
                     self.kill(self.exit_reason() or first_line(error))
                 return

@@ -26,6 +26,7 @@ from ingestd.spark.errors import (
     JobFailed,
     JobTimeout,
     NoExecutors,
+    calling,
     first_line,
     job_error,
     job_message,
@@ -220,7 +221,8 @@ class Engine:
         context = self._session.context()
         self.check()
         try:
-            return self._queries(context).examine(query)
+            with calling(context):
+                return self._queries(context).examine(query)
         except GATEWAY_ERRORS as error:
             raise self._driver().kill(self._driver().exit_reason() or first_line(error)) from error
 
@@ -254,10 +256,12 @@ class Engine:
         """
         deadline = Deadline.after(self._limits.cancel_seconds)
         with suppress(*GATEWAY_ERRORS, EngineLost):
-            tracker = self._session.context().statusTracker()
-            while not deadline.passed and _has_tasks(tracker, group):
-                if pause(_TASKS_SECONDS, self._stopped):
-                    return
+            context = self._session.context()
+            with calling(context):
+                tracker = context.statusTracker()
+                while not deadline.passed and _has_tasks(tracker, group):
+                    if pause(_TASKS_SECONDS, self._stopped):
+                        return
 
     def kill(self, reason: str) -> None:
         """Kill the JVM and its child processes; calls in progress raise EngineLost with this reason."""
@@ -298,7 +302,8 @@ class Engine:
         context = self._session.context()
         self.check()
         try:
-            return context.broadcast(value)
+            with calling(context):
+                return context.broadcast(value)
         except GATEWAY_ERRORS as error:
             raise self._driver().kill(self._driver().exit_reason() or first_line(error)) from error
 
@@ -309,9 +314,10 @@ class Engine:
             context = self._session.context()
             self.check()
             try:
-                context.setLocalProperty("spark.scheduler.pool", str(job.group))
-                context.setJobGroup(str(job.group), f"ingestd {job.group.name}", interruptOnCancel=False)
-                yield context
+                with calling(context):
+                    context.setLocalProperty("spark.scheduler.pool", str(job.group))
+                    context.setJobGroup(str(job.group), f"ingestd {job.group.name}", interruptOnCancel=False)
+                    yield context
             except GATEWAY_ERRORS as error:
                 raise self._translated(error, job) from error
 
@@ -340,14 +346,15 @@ class Engine:
         Spark ignores the cancellation of a job that it has not started yet, so one request may not be enough.
         """
         # The JVM did not start, or it has ended: `lost` reports it.
-        with suppress(*GATEWAY_ERRORS, AttributeError, EngineLost):
+        with suppress(*GATEWAY_ERRORS, EngineLost):
             self._driver()
             context = self._session.context()
             while not pause(_CHECK_SECONDS, self._stopped):
                 with self._guard:
                     groups = {job.group for job in self._jobs if job.must_end}
-                for group in groups:
-                    context.cancelJobGroup(str(group))
+                with calling(context):
+                    for group in groups:
+                        context.cancelJobGroup(str(group))
 
     def _tick(self) -> bool:
         """Add a tick to the age of each job, note which must end, and return whether one has not ended in time."""

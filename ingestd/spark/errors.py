@@ -7,10 +7,16 @@ other exception of a task is mistaken for a lost worker.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError, Py4JJavaError
 
 from ingestd.errors import IngestdError
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
 
 # The exceptions that a call through py4j raises if the JVM has ended or its connection breaks.
 GATEWAY_ERRORS = (Py4JError, OSError, EOFError, RuntimeError)
@@ -97,6 +103,20 @@ class StartCancelled(EngineLost):
     """Spark was stopped before it had started, because the daemon stops."""
 
     is_retriable = True
+
+
+@contextmanager
+def calling(context: SparkContext) -> Iterator[None]:
+    """Call the JVM in the block. If another thread has stopped the context, one of GATEWAY_ERRORS says so.
+
+    PySpark itself then raises AttributeError, as other defects do.
+    """
+    try:
+        yield
+    except AttributeError as error:
+        if context._jsc is not None:
+            raise
+        raise Py4JError("Spark was stopped") from error
 
 
 def job_message(error: Exception) -> str | None:

@@ -28,7 +28,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from ingestd.errors import ConfigError, InvalidTable
 from ingestd.schema import Column, HiveType, quoted
-from ingestd.spark.errors import GATEWAY_ERRORS, JobFailed
+from ingestd.spark.errors import GATEWAY_ERRORS, JobFailed, calling
 from ingestd.spark.exchange import exchange
 from ingestd.spark.query import VIEW, Batches, Exchange, Query, Read, Write
 from ingestd.spark.same_version import SameVersion
@@ -203,7 +203,7 @@ def unset_properties(context: SparkContext, keys: Iterable[str]) -> None:
 
     If Spark has stopped, there are no more jobs.
     """
-    with suppress(*GATEWAY_ERRORS, AttributeError):  # AttributeError: the context has been stopped
+    with suppress(*GATEWAY_ERRORS), calling(context):
         for key in keys:
             context.setLocalProperty(key, None)  # type: ignore[arg-type]  # PySpark removes it
 

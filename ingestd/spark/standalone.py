@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING, Any
 
-from ingestd.spark.errors import GATEWAY_ERRORS
+from ingestd.spark.errors import GATEWAY_ERRORS, calling
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -56,9 +56,10 @@ def is_forgotten(context: SparkContext, master: str) -> bool:
     """
     for address in _addresses(master):
         try:
-            state = _state(context, _SCHEME + address)
-            if str(state.status()) == "ALIVE":
-                return context.applicationId not in [str(app.id()) for app in state.activeApps()]
+            with calling(context):
+                state = _state(context, _SCHEME + address)
+                if str(state.status()) == "ALIVE":
+                    return context.applicationId not in [str(app.id()) for app in state.activeApps()]
         except GATEWAY_ERRORS:  # noqa: PERF203 - this master does not answer, and another one may
             continue
     return False
