@@ -406,16 +406,17 @@ class OffsetMirror:
             return [], (event.error() if event is not None else None) or error.args[0]
         return answers, next((p.error for p in answers if p.error is not None), None)
 
-    def close(self) -> None:
-        """Close the consumer. Returns at once, also while a commit is pending.
+    @property
+    def is_pending(self) -> bool:
+        """Whether no broker has answered the last commit."""
+        return self._is_pending
 
-        The consumer is then closed by a thread of its own, because closing blocks until the broker answers the commit.
+    def close(self) -> None:
+        """Close the consumer. That blocks until a broker answers a pending commit, for 45 s if none does.
+
         So does the destruction of a consumer that was not closed, which blocks any thread in which Python collects it.
         """
-        if self._is_pending:
-            threading.Thread(target=self._consumer.close, name="offset-mirror-close", daemon=True).start()
-        else:
-            self._consumer.close()
+        self._consumer.close()
 
     def _await_result(self, limit: Deadline) -> None:
         """Wait for the result of a pending commit, if there is one."""
