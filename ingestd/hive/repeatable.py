@@ -17,6 +17,9 @@ _READS = (
     "get_table_objects_by_name_req", "get_table_req", "get_tables_by_type", "get_valid_write_ids",
     "partition_name_has_valid_characters", "partition_name_to_vals", "show_compact", "show_locks",
 )  # fmt: skip
+_STATISTICS = (
+    "set_aggr_stats_for", "update_table_column_statistics_req", "update_partition_column_statistics_req",
+)  # fmt: skip
 REPEATABLE = {
     **dict.fromkeys(_READS, "read only"),
     "heartbeat": "updates a timestamp",
@@ -30,12 +33,9 @@ REPEATABLE = {
     "repl_tbl_writeid_state": "has no effect on a table that has write ids",
     "unlock": "the second call finds no lock, which is the desired state (`leases.release`)",
     **dict.fromkeys(("abort_txn", "abort_txns"), "an aborted transaction may be aborted again"),
-    "add_partitions_req": "sent with ifNotExists, after the directories were created (`ensure_partitions`)",
+    "add_partitions_req": "with ifNotExists only; sent after the directories were created (`ensure_partitions`)",
     "add_dynamic_partitions": "registers the same names again: duplicate rows in TXN_COMPONENTS",
-    **dict.fromkeys(
-        ("set_aggr_stats_for", "update_table_column_statistics_req", "update_partition_column_statistics_req"),
-        "sent without needMerge: replaces the statistics",
-    ),
+    **dict.fromkeys(_STATISTICS, "without needMerge only: replaces the statistics"),
     "scheduled_query_progress": "an execution that has ended in the same way is accepted (`Schedules.finish`)",
     "add_replication_metrics": "replaces the metrics of the execution",
     "add_write_notification_log": "the event log records each file once",
@@ -60,4 +60,8 @@ def is_repeatable(method: str, arguments: Sequence[Any]) -> bool:
         return bool(arguments[0].txnid)
     if method in {"open_txns", "commit_txn"}:
         return bool(arguments[0].replPolicy)
+    if method == "add_partitions_req":
+        return bool(arguments[0].ifNotExists)
+    if method in _STATISTICS:
+        return not arguments[0].needMerge
     return method in REPEATABLE

@@ -15,7 +15,7 @@ from ingestd.hive.answers import MetastoreRefusal
 from ingestd.hive.client import Metastore
 from ingestd.hive.leases import lease_component
 from ingestd.hive.newer_calls import NewerCalls
-from ingestd.hive.repeatable import REPEATABLE
+from ingestd.hive.repeatable import REPEATABLE, is_repeatable
 from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import describe_transactions
 from ingestd.streaming import (
@@ -314,6 +314,11 @@ def test_repeatable_calls_then_all_exist_and_unsafe_calls_are_not_among_them() -
     assert not set(REPEATABLE) - known
     never = {"alter_table_req", "alter_partitions_req", "create_table_req", "create_database"}
     assert not never & set(REPEATABLE)
+    for is_safe in (True, False):
+        partitions = ttypes.AddPartitionsRequest(dbName="d", tblName="t", parts=[], ifNotExists=is_safe)
+        statistics = ttypes.SetPartitionsStatsRequest(colStats=[], needMerge=not is_safe)
+        assert is_repeatable("add_partitions_req", [partitions]) is is_safe
+        assert is_repeatable("update_table_column_statistics_req", [statistics]) is is_safe
 
 
 def test_lock_when_outside_a_transaction_and_its_answer_is_lost_then_not_repeated(stack: Stack, near: Proxy) -> None:
