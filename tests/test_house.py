@@ -41,6 +41,17 @@ def test_top_level_then_contains_only_known_files() -> None:
     assert not {name for name in names - TOP if not GENERATED.fullmatch(name)}
 
 
+def test_thrift_values_then_are_used_in_the_package_of_the_metastore_only() -> None:
+    others = [path for path in OURS if "hive" not in path.relative_to(ROOT).parts]
+    users = {
+        f"{_name(path)}:{node.lineno}"
+        for path in others
+        for node in ast.walk(_tree(path))
+        if isinstance(node, ast.Attribute) and node.attr == "raw" and ast.unparse(node.value) != "http_response"
+    }
+    assert not users
+
+
 def test_version_then_is_the_same_everywhere() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     match = re.search(r'^version = "(.+)"', project, re.MULTILINE)

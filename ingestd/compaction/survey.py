@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ingestd.acid.layout import Base, DeleteDelta, Delta
 from ingestd.acid.visibility import VisibleDirectories, is_hidden, visible_directories
 from ingestd.hive.client import Metastore
-from ingestd.hive.partitions import by_call, read_partitions
+from ingestd.hive.partitions import by_call, partition_locations
 from ingestd.hive.tables import WHOLE_TABLE, Table
 from ingestd.hive.write_ids import committed_transactions, read_snapshot
 from ingestd.publish.warehouse import Warehouse
@@ -96,5 +96,4 @@ def _places(metastore: Metastore, table: Table, names: Sequence[str]) -> Iterato
         yield WHOLE_TABLE, table.location
         return
     for some in by_call(names):
-        for partition in read_partitions(metastore, table, some):
-            yield table.partition_name(partition.values), partition.sd.location
+        yield from partition_locations(metastore, table, some)

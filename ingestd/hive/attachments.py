@@ -17,7 +17,7 @@ from ingestd.errors import InvalidTable
 from ingestd.hive import thrift_json
 from ingestd.hive.client import CATALOG, Metastore
 from ingestd.hive.objects import Described, crafted_list
-from ingestd.hive.tables import TableName
+from ingestd.hive.tables import WHOLE_TABLE, TableName
 
 _ENGINE = "hive"
 
@@ -279,6 +279,11 @@ class ColumnStatistics:
 
     raw: Any
     write_id: int
+
+    @property
+    def partition(self) -> str:
+        """The escaped name of the partition, or WHOLE_TABLE."""
+        return str(self.raw.statsDesc.partName or WHOLE_TABLE)
 
     @classmethod
     def parse(cls, text: str, write_id: int) -> ColumnStatistics:

@@ -1,5 +1,7 @@
 """Databases, tables and partitions as values: read on one metastore, created and changed on another.
 
+Their Thrift values (`raw`) are used in this package only (`tests/test_house.py`).
+
 Invariant: a metastore stores an object as the other metastore described it. In particular, it does not replace the
 statistics by those that it would compute from the file system (DO_NOT_UPDATE_STATS).
 
@@ -13,9 +15,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from hive_metastore import ttypes
 
@@ -23,7 +25,7 @@ from ingestd.acid.partitions import partition_name
 from ingestd.acid.visibility import ValidWriteIds
 from ingestd.errors import InvalidTable
 from ingestd.hive import thrift_json
-from ingestd.hive.client import CAPABILITIES, KEEP_STATISTICS, Metastore
+from ingestd.hive.client import CAPABILITIES, CATALOG, KEEP_STATISTICS, Metastore
 from ingestd.hive.partitions import by_call, by_request
 from ingestd.hive.tables import TableName
 from ingestd.hive.view_text import move_view
@@ -49,6 +51,14 @@ class TableKind(Enum):
         return self in (TableKind.FULL_ACID, TableKind.INSERT_ONLY)
 
 
+class ColumnField(NamedTuple):
+    """A column as the metastore describes it; `type` is the text of Hive's type."""
+
+    name: str
+    type: str
+    comment: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class Described:
     """An object of a metastore; `raw` is the Thrift value."""
@@ -62,6 +72,58 @@ class Described:
 
 
 @dataclass(frozen=True, slots=True)
+class WithStatistics(Described):
+    """A table or partition with the statistics of its columns."""
+
+    @property
+    def parameters(self) -> Mapping[str, str]:
+        """The parameters, of a table its TBLPROPERTIES."""
+        return dict(self.raw.parameters or {})
+
+    @property
+    def write_id(self) -> int:
+        """The write after which the statistics were exact; not positive if that is not known."""
+        return int(self.raw.writeId or 0)
+
+    @property
+    def has_column_statistics(self) -> bool:
+        """Whether there are statistics of columns."""
+        return self.raw.colStats is not None
+
+    @property
+    def location(self) -> str:
+        """The URI of the directory; '' for a view."""
+        return (self.stored_location or "").rstrip("/")
+
+    @property
+    def stored_location(self) -> str | None:
+        """The URI of the directory as the metastore has it."""
+        location: str | None = self.raw.sd.location
+        return location
+
+    def with_write_id(self: W, write_id: int | None) -> W:
+        """Return the object with the write after which its statistics were exact."""
+        return self._changed(writeId=write_id)
+
+    def with_parameters(self: W, parameters: Mapping[str, str]) -> W:
+        """Return the object with other parameters."""
+        return self._changed(parameters=dict(parameters))
+
+    def without_column_statistics(self: W) -> W:
+        """Return the object without the statistics of its columns."""
+        return self._changed(colStats=None)
+
+    def _changed(self: W, **fields: Any) -> W:
+        raw = copy.copy(self.raw)
+        for name, value in fields.items():
+            setattr(raw, name, value)
+        return replace(self, raw=raw)
+
+
+W = TypeVar("W", bound=WithStatistics)
+
+
+@dataclass(frozen=True, slots=True)
 class DatabaseObject(Described):
     """A database."""
 
@@ -71,9 +133,26 @@ class DatabaseObject(Described):
         return cls(thrift_json.decode(text, ttypes.Database))
 
     @property
+    def name(self) -> str:
+        """The name."""
+        return str(self.raw.name)
+
+    @property
     def parameters(self) -> Mapping[str, str]:
         """The properties (DBPROPERTIES)."""
         return dict(self.raw.parameters or {})
+
+    @property
+    def managed_location(self) -> str:
+        """The URI of the directory of managed tables; '' if it is the one in the warehouse."""
+        return str(self.raw.managedLocationUri or "")
+
+    def described_as(self, other: DatabaseObject, parameters: Mapping[str, str]) -> DatabaseObject:
+        """Return the database with the description and the owner of another one, and other properties."""
+        raw = copy.copy(self.raw)
+        raw.description, raw.ownerName, raw.ownerType = other.raw.description, other.raw.ownerName, other.raw.ownerType
+        raw.parameters = dict(parameters)
+        return DatabaseObject(raw)
 
     def copied(self, name: str, parameters: Mapping[str, str]) -> DatabaseObject:
         """Return the database with another name and other properties, in the default location of its metastore."""
@@ -84,8 +163,8 @@ class DatabaseObject(Described):
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionObject(Described):
-    """A partition; `raw` contains the statistics of its columns."""
+class PartitionObject(WithStatistics):
+    """A partition."""
 
     @classmethod
     def parse(cls, text: str) -> PartitionObject:
@@ -97,16 +176,6 @@ class PartitionObject(Described):
         """The partition's values, one per partition column."""
         return tuple(self.raw.values)
 
-    @property
-    def location(self) -> str:
-        """The URI of the partition's directory."""
-        return str(self.raw.sd.location).rstrip("/")
-
-    @property
-    def parameters(self) -> Mapping[str, str]:
-        """The partition's parameters."""
-        return dict(self.raw.parameters or {})
-
     def copied(self, table: TableName, location: str | None, parameters: Mapping[str, str]) -> PartitionObject:
         """Return the partition in another table; without a location, the metastore chooses one below the table's."""
         raw = copy.deepcopy(self.raw)
@@ -117,8 +186,8 @@ class PartitionObject(Described):
 
 
 @dataclass(frozen=True, slots=True)
-class TableObject(Described):
-    """A table or view; `raw` contains the statistics of its columns if it is not partitioned."""
+class TableObject(WithStatistics):
+    """A table or view. A partitioned one has no statistics of columns."""
 
     @classmethod
     def parse(cls, text: str) -> TableObject:
@@ -152,14 +221,20 @@ class TableObject(Described):
         return TableKind.EXTERNAL if is_external else TableKind.MANAGED
 
     @property
-    def location(self) -> str:
-        """The URI of the table's directory; '' for a view."""
-        return str(self.raw.sd.location or "").rstrip("/")
+    def columns(self) -> tuple[ColumnField, ...]:
+        """The columns without the partition columns."""
+        return _fields(self.raw.sd.cols)
 
     @property
-    def parameters(self) -> Mapping[str, str]:
-        """The table's parameters (TBLPROPERTIES)."""
-        return dict(self.raw.parameters or {})
+    def partition_fields(self) -> tuple[ColumnField, ...]:
+        """The partition columns."""
+        return _fields(self.raw.partitionKeys)
+
+    @property
+    def input_format(self) -> str | None:
+        """The Java class that reads the files."""
+        name: str | None = self.raw.sd.inputFormat
+        return name
 
     @property
     def partition_columns(self) -> tuple[str, ...]:
@@ -183,6 +258,10 @@ class TableObject(Described):
         return TableObject(raw)
 
 
+def _fields(fields: Sequence[Any] | None) -> tuple[ColumnField, ...]:
+    return tuple(ColumnField(field.name, field.type, field.comment) for field in fields or ())
+
+
 def crafted_list(table: TableName, write_id: int) -> str:
     """Return the text of a list of write ids that makes a metastore accept statistics of `write_id`."""
     return as_text(ValidWriteIds(str(table), write_id))
@@ -201,10 +280,15 @@ def _context() -> Any:
 # --- databases
 
 
+def read_database(metastore: Metastore, name: str) -> DatabaseObject:
+    """Return a database. Raises InvalidTable if it does not exist, and MetastoreUnavailable."""
+    return DatabaseObject(metastore.call("get_database", name))
+
+
 def find_database(metastore: Metastore, name: str) -> DatabaseObject | None:
     """Return a database, or None if it does not exist. Raises MetastoreUnavailable."""
     try:
-        return DatabaseObject(metastore.call("get_database", name))
+        return read_database(metastore, name)
     except InvalidTable:
         return None
 
@@ -385,6 +469,18 @@ def alter_partitions(metastore: Metastore, table: TableName, partitions: Sequenc
             **_write_id_fields(table, some[0].raw.writeId),
         )
         metastore.call("alter_partitions_req", request)
+
+
+def rename_partition(metastore: Metastore, table: TableName, values: Sequence[str], renamed: PartitionObject) -> None:
+    """Replace the partition with these values by `renamed`, which may have other values.
+
+    HMS moves the files of a managed table. Raises MetastoreRefusal if the partition does not exist, or the new one
+    exists, and MetastoreUnavailable.
+    """
+    request = ttypes.RenamePartitionRequest(
+        catName=CATALOG, dbName=table.database, tableName=table.table, partVals=list(values), newPart=renamed.raw
+    )
+    metastore.call("rename_partition_req", request)
 
 
 def drop_partitions(metastore: Metastore, table: TableName, names: Sequence[str], *, delete_data: bool) -> None:

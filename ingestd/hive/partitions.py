@@ -19,9 +19,9 @@ from hive_metastore import ttypes
 from ingestd.acid.partitions import odd_partition_names
 from ingestd.errors import IngestdError, MetastoreUnavailable
 from ingestd.hive.answers import MetastoreDenied, MetastoreRefusal, has_answered, is_of_value
-from ingestd.hive.client import CAPABILITIES, CATALOG, PARTITIONS_PER_CALL, Metastore
+from ingestd.hive.client import CAPABILITIES, PARTITIONS_PER_CALL, Metastore
 from ingestd.hive.health import setting
-from ingestd.hive.tables import Table, TableName
+from ingestd.hive.tables import Table
 
 T = TypeVar("T")
 _WHITELIST = "metastore.partition.name.whitelist.pattern"
@@ -46,6 +46,12 @@ _ABOVE_LIMIT = re.compile(r"exceeds limit \(=(\d+)\)")
 def read_partitions(metastore: Metastore, table: Table, names: Sequence[str]) -> list[Any]:
     """Return the Thrift partitions in `names` that exist. Names are escaped, as in `k=v/k2=v2`."""
     return [partition for partitions in by_request(names, partial(_read, metastore, table)) for partition in partitions]
+
+
+def partition_locations(metastore: Metastore, table: Table, names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the partitions in `names`, which are escaped, that exist, with the URIs of their directories."""
+    for partition in read_partitions(metastore, table, names):
+        yield table.partition_name(partition.values), partition.sd.location
 
 
 def by_request(names: Sequence[str], read: Callable[[Sequence[str]], T]) -> Iterator[T]:
@@ -93,18 +99,6 @@ def _read(metastore: Metastore, table: Table, names: Sequence[str]) -> list[Any]
 def partition_names(metastore: Metastore, table: Table, most: int = -1) -> list[str]:
     """Return the escaped names of all partitions, or of at most `most` partitions (≤ 32767)."""
     return list(metastore.call("get_partition_names", table.name.database, table.name.table, most))
-
-
-def rename_partition(metastore: Metastore, table: TableName, values: Sequence[str], renamed: Any) -> None:
-    """Replace the partition with these values by the Thrift partition `renamed`, which may have other values.
-
-    HMS moves the files of a managed table. Raises MetastoreRefusal if the partition does not exist, or the new one
-    exists, and MetastoreUnavailable.
-    """
-    request = ttypes.RenamePartitionRequest(
-        catName=CATALOG, dbName=table.database, tableName=table.table, partVals=list(values), newPart=renamed
-    )
-    metastore.call("rename_partition_req", request)
 
 
 def odd_partitions(metastore: Metastore, table: Table) -> list[str]:

@@ -140,6 +140,11 @@ def materialized_views(metastore: Metastore, database: str) -> list[str]:
     return sorted(metastore.call("get_tables_by_type", database, "*", "MATERIALIZED_VIEW"))
 
 
+def table_parameters(metastore: Metastore, name: TableName) -> Mapping[str, str]:
+    """Return the current parameters of a table. Raises TableMissing if it does not exist."""
+    return dict(read_table(metastore, name).parameters or {})
+
+
 def read_table(metastore: Metastore, name: TableName) -> Any:
     """Return the current Thrift table. Raises TableMissing if it does not exist."""
     request = ttypes.GetTableRequest(

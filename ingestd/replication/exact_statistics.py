@@ -6,9 +6,7 @@ aborted, so its readers ignore them; a target forgets aborted write ids, and its
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TypeVar
 
 from ingestd.acid.visibility import ValidWriteIds
@@ -34,8 +32,6 @@ def as_exact_as(parameters: Mapping[str, str], existing: Mapping[str, str]) -> d
 
 def for_copy(described: T, ids: ValidWriteIds) -> T:
     """Return a table or partition as it is copied in a snapshot: without statistics of an aborted transaction."""
-    if described.raw.writeId not in ids.aborted:
+    if described.write_id not in ids.aborted:
         return described
-    raw = copy.deepcopy(described.raw)
-    raw.colStats, raw.parameters = None, inexact(described.parameters)
-    return replace(described, raw=raw)
+    return described.without_column_statistics().with_parameters(inexact(described.parameters))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ingestd.hive.client import Metastore
 from ingestd.hive.events import Event, EventLog
-from ingestd.hive.objects import TableObject
+from ingestd.hive.objects import ColumnField, TableObject
 from ingestd.replication.marks import source_kind
 
 # Types of events that change neither a definition nor the set of partitions.
@@ -70,12 +70,12 @@ def compare_definitions(original: TableObject, copy: TableObject) -> list[str]:
     """Return the differences between the definitions of two tables that matter to a reader."""
     pairs = [
         ("kind", original.kind.value, source_kind(copy).value),
-        ("columns", _fields(original.raw.sd.cols), _fields(copy.raw.sd.cols)),
-        ("partition columns", _fields(original.raw.partitionKeys), _fields(copy.raw.partitionKeys)),
-        ("input format", original.raw.sd.inputFormat, copy.raw.sd.inputFormat),
+        ("columns", _fields(original.columns), _fields(copy.columns)),
+        ("partition columns", _fields(original.partition_fields), _fields(copy.partition_fields)),
+        ("input format", original.input_format, copy.input_format),
     ]
     return [f"the {what} of the source: {here}; of the target: {there}" for what, here, there in pairs if here != there]
 
 
-def _fields(fields: Sequence[object] | None) -> str:
-    return ", ".join(f"{vars(field)['name']} {vars(field)['type']}" for field in fields or ())
+def _fields(fields: Sequence[ColumnField]) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in fields)

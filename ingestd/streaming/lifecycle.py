@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ingestd.errors import CommitOutcomeUnknown, RecordError
-from ingestd.hive.tables import read_table
+from ingestd.hive.tables import table_parameters
 from ingestd.hive.transactions import KeyValue
 from ingestd.streaming.arguments import check_text
 from ingestd.streaming.batch import Extras, TransactionBatch, TxnState
@@ -121,7 +121,7 @@ class Lifecycle:
         if self._session.options.write_id is not None:
             raise InvalidTransactionState("only the owner of a joined transaction can set a key and value")
         with self.guard():
-            parameters = read_table(self._session.metastore, table.name).parameters or {}
+            parameters = table_parameters(self._session.metastore, table.name)
         if not key.startswith("_meta") or key not in parameters:
             raise StreamingException(
                 f"a commit cannot set the table parameter {key!r}",

@@ -18,7 +18,7 @@ from ingestd.formats.delimited import DelimitedDecoder, DelimitedFormat
 from ingestd.formats.lazysimple.values import check_choice
 from ingestd.formats.unmatched import Unmatched
 from ingestd.hive.client import Metastore
-from ingestd.hive.partitions import read_partitions
+from ingestd.hive.partitions import partition_locations
 from ingestd.hive.security import Security
 from ingestd.hive.tables import Table, TableName, load_acid_table, require_full_acid, require_writable_database
 from ingestd.publish import deltas
@@ -160,7 +160,7 @@ class HiveEndPoint:
                 deltas.create_partitions(warehouse.metastore, table, location, [values])
             return
         name = table.partition_name(values)
-        if not read_partitions(warehouse.metastore, table, [name]):
+        if not list(partition_locations(warehouse.metastore, table, [name])):
             raise InvalidPartition(f"there is no partition {name}", where=where, hint="pass create_partitions=True")
 
 

@@ -33,9 +33,9 @@ from ingestd.hive.objects import (
     drop_partitions,
     drop_table,
     find_partitions,
+    rename_partition,
     table_names,
 )
-from ingestd.hive.partitions import rename_partition
 from ingestd.hive.replay import Replay
 from ingestd.hive.tables import WHOLE_TABLE, TableName
 from ingestd.hive.transactions import abort, allocate, begin, begin_writing, commit
@@ -142,7 +142,7 @@ def test_bootstrap_when_partitions_go_meanwhile_then_the_first_cycle_makes_it_eq
         drop_partitions(side.metastore, name, ["day=dropped"], delete_data=False)
         (partition,) = find_partitions(side.metastore, name, ["day=renamed"])
         partition.raw.values = ["new"]
-        rename_partition(side.metastore, name, ["renamed"], partition.raw)
+        rename_partition(side.metastore, name, ["renamed"], partition)
 
     copying.dump(observe=change)
     copying.load()
@@ -180,7 +180,7 @@ def test_bootstrap_when_objects_are_created_and_renamed_meanwhile_then_the_first
         insert(side, parted, [(2, "b")])
         (partition,) = find_partitions(side.metastore, parted, ["day=b"])
         partition.raw.values = ["c"]
-        rename_partition(side.metastore, parted, ["b"], partition.raw)
+        rename_partition(side.metastore, parted, ["b"], partition)
         insert(side, parted, [(3, "c")])
         make_table(side.metastore, before)
         write(side, before, INSERT)
@@ -191,7 +191,7 @@ def test_bootstrap_when_objects_are_created_and_renamed_meanwhile_then_the_first
         insert(side, others, [(2, "a")])
         (partition,) = find_partitions(side.metastore, others, ["day=a"])
         partition.raw.values = ["c"]
-        rename_partition(side.metastore, others, ["a"], partition.raw)
+        rename_partition(side.metastore, others, ["a"], partition)
 
     copying.dump(observe=change)
     copying.load()
@@ -242,7 +242,7 @@ def test_bootstrap_when_names_go_to_other_tables_meanwhile_then_the_next_cycles_
         make_table(metastore, giver)
         (partition,) = find_partitions(metastore, parted, ["day=a"])
         partition.raw.values = ["c"]
-        rename_partition(metastore, parted, ["a"], partition.raw)
+        rename_partition(metastore, parted, ["a"], partition)
         insert(side, parted, [(3, "a")])
         rmtree(local_path(table_of(metastore, parted).location) / "day=b")
         later.start()
@@ -362,7 +362,7 @@ def test_partition_when_renamed_then_target_has_its_rows_under_the_new_name(foll
     insert(side, name, [(1, "a"), (2, "b")])
     (partition,) = find_partitions(metastore, name, ["day=a"])
     partition.raw.values = ["c"]
-    rename_partition(metastore, name, ["a"], partition.raw)
+    rename_partition(metastore, name, ["a"], partition)
     insert(side, name, [(3, "c")])
     following.cycle()
     assert_same(following)
@@ -385,7 +385,7 @@ def test_partition_when_renamed_and_the_statistics_of_its_copy_are_not_exact_the
     (partition,) = find_partitions(metastore, name, ["day=a"])
     assert "COLUMN_STATS_ACCURATE" in partition.parameters
     partition.raw.values = ["c"]
-    rename_partition(metastore, name, ["a"], partition.raw)
+    rename_partition(metastore, name, ["a"], partition)
     following.cycle()
     assert_same(following)
     (renamed,) = find_partitions(following.replica.target.metastore, copied, ["day=c"])

@@ -16,8 +16,14 @@ from ingestd.hive.attachments import store_statistics
 from ingestd.hive.client import Metastore
 from ingestd.hive.events import EventLog
 from ingestd.hive.leases import claims, release
-from ingestd.hive.objects import TableObject, alter_partitions, drop_partitions, drop_table, find_partitions
-from ingestd.hive.partitions import rename_partition
+from ingestd.hive.objects import (
+    TableObject,
+    alter_partitions,
+    drop_partitions,
+    drop_table,
+    find_partitions,
+    rename_partition,
+)
 from ingestd.hive.replay import Replay
 from ingestd.hive.tables import WHOLE_TABLE, TableName
 from ingestd.hive.transactions import abort, begin_writing, commit
@@ -104,7 +110,7 @@ def test_load_when_interrupted_after_an_object_is_gone_then_earlier_changes_of_i
         alter_partitions(metastore, parted, [described])
     drop_partitions(metastore, parted, ["day=a"], delete_data=False)
     described.raw.values = ["d"]
-    rename_partition(metastore, parted, ["b"], described.raw)
+    rename_partition(metastore, parted, ["b"], described)
     for name in (dropped, renamed_from):
         store_statistics(metastore, name, column_statistics(WHOLE_TABLE))
         alter(following, name, comment)

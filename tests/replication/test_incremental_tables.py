@@ -18,9 +18,9 @@ from ingestd.hive.objects import (
     alter_table,
     drop_table,
     find_partitions,
+    rename_partition,
     table_names,
 )
-from ingestd.hive.partitions import rename_partition
 from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import abort, allocate, begin, commit
 from ingestd.replication.dump.bootstrap import DumpStep
@@ -113,7 +113,7 @@ def test_directory_when_missing_then_copied_as_empty_and_copied_again_if_it_was_
         written.rename(place / "day=a" / written.name)
     (partition,) = find_partitions(side.metastore, name, ["day=a"])
     partition.raw.values = ["z"]
-    rename_partition(side.metastore, name, ["a"], partition.raw)
+    rename_partition(side.metastore, name, ["a"], partition)
     assert following.cycle().lost == ("parted",)
     assert following.cycle().bootstrapped == ("parted",)
     assert read_rows(following.replica.target.metastore, copied) == read_rows(side.metastore, name)

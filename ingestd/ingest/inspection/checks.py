@@ -17,7 +17,7 @@ from ingestd.formats.registry import Registry
 from ingestd.hive import leases
 from ingestd.hive.client import Metastore
 from ingestd.hive.control import is_created
-from ingestd.hive.partitions import partition_names, read_partitions
+from ingestd.hive.partitions import partition_locations, partition_names
 from ingestd.hive.tables import Table, TableName, load_acid_table, require_writable_database, table_locations
 from ingestd.ingest.inspection.permissions import changeable_directories, hidden_directory, levels, require_writable
 from ingestd.ingest.letters.table import load_letter_table
@@ -344,10 +344,10 @@ def _writable_partitions(warehouse: Warehouse, table: Table) -> str:
     limit = Deadline.after(_PARTITIONS_SECONDS)
     names = partition_names(warehouse.metastore, table) if table.partition_columns else []
     examined, known = 0, set[str]()
-    for partition in read_partitions(warehouse.metastore, table, names[-_MOST_PARTITIONS:]):
+    for _name, location in partition_locations(warehouse.metastore, table, names[-_MOST_PARTITIONS:]):
         if limit.passed:
             break
-        directories = set(levels(table.location, partition.sd.location)) - known
+        directories = set(levels(table.location, location)) - known
         require_writable(warehouse, directories)
         known |= directories
         examined += 1

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from ingestd.errors import TableMissing
 from ingestd.hive.client import Metastore
 from ingestd.hive.health import setting
+from ingestd.hive.objects import read_database
 from ingestd.hive.tables import Table, TableName, load_acid_table
 from ingestd.publish.warehouse import Warehouse
 from ingestd.storage.contract import PermissionDenied, Permissions, Storage, child
@@ -162,8 +163,7 @@ def _require_inherited(storage: Storage, database: str, directory: str) -> None:
 
 def _database_location(metastore: Metastore, database: str) -> str:
     """Return the URI of the directory of a database's managed tables."""
-    described = metastore.call("get_database", database)
-    if described.managedLocationUri:
-        return str(described.managedLocationUri)
+    if location := read_database(metastore, database).managed_location:
+        return location
     root = setting(metastore, _WAREHOUSE) or ""
     return root if database == "default" else child(root, f"{database}.db")

@@ -172,7 +172,7 @@ class Changes:
         elif event.type in _OF_TABLE and self._wanted.scope.contains(event.table):
             self._add_rows(event)
             if event.type in {"CREATE_TABLE", "DROP_TABLE"}:
-                self._kinds.add(event.id, event.table, event.message.get("tableType") or "")
+                self._kinds.add(event.id, event.table, is_view=event.message.get("tableType") == _VIEW)
             self._keep(EventRecord(event.id, event.type, event.table, event.text))
         elif event.type == "INSERT":
             self._add_rows(event)
@@ -233,7 +233,7 @@ class Changes:
                 self._renames.append((old, new))
             if _is_replaced(before, after):
                 self._bootstrapped.add(new)
-            self._kinds.add(event.id, old, before.raw.tableType)
+            self._kinds.add(event.id, old, is_view=before.kind is TableKind.MATERIALIZED_VIEW)
             self._keep(EventRecord(event.id, event.type, old, event.text))
         else:
             text = json.dumps({"tableObjJson": message["tableObjBeforeJson"]})
@@ -268,9 +268,9 @@ class _Kinds:
     views: frozenset[str]
     _known: dict[str, list[tuple[int, bool]]] = field(default_factory=lambda: defaultdict(list))
 
-    def add(self, event: int, table: str, table_type: str) -> None:
-        """Record the type of the table of an event."""
-        self._known[table].append((event, table_type == _VIEW))
+    def add(self, event: int, table: str, *, is_view: bool) -> None:
+        """Record whether the table of an event is a materialized view."""
+        self._known[table].append((event, is_view))
 
     def is_view(self, event: int, table: str) -> bool:
         """Return whether an event concerns a materialized view.

@@ -47,4 +47,4 @@ def _policies(database: DatabaseObject) -> list[str]:
 def _store(metastore: Metastore, database: DatabaseObject, policies: list[str]) -> None:
     """Store the policies, if they are other ones: each change of a database is an event."""
     if policies != _policies(database):
-        change_database(metastore, database.raw.name, {SOURCE_FOR: ",".join(policies) or None})
+        change_database(metastore, database.name, {SOURCE_FOR: ",".join(policies) or None})

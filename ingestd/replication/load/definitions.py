@@ -16,7 +16,6 @@ the transaction has not ended in this cycle, its statistics are not exact until 
 
 from __future__ import annotations
 
-import copy
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -47,9 +46,9 @@ from ingestd.hive.objects import (
     drop_partitions,
     find_database,
     find_table,
+    rename_partition,
     table_names,
 )
-from ingestd.hive.partitions import rename_partition
 from ingestd.hive.tables import WHOLE_TABLE, TableName
 from ingestd.hive.truncation import truncate_at_once, truncate_in_transaction
 from ingestd.replication.cluster import Cluster, drop_copy
@@ -87,7 +86,7 @@ def is_repeatable(record: EventRecord) -> bool:
         return record.type in _REPEATABLE
     message = record.message
     before, after = (TableObject.parse(message[f"tableObj{when}Json"]) for when in ("Before", "After"))
-    return before.name == after.name and before.raw.sd.cols == after.raw.sd.cols and not is_truncation(message)
+    return before.name == after.name and before.columns == after.columns and not is_truncation(message)
 
 
 class Definitions:
@@ -196,10 +195,8 @@ class Definitions:
         before = find_database(self._metastore, self._database)
         if before is None:
             raise ReplicationError("the database is missing", where=f"database {self._database}")
-        raw = copy.deepcopy(before.raw)
-        raw.parameters = {**_with_marks(after.parameters, before.parameters), READ_ONLY: "true"}
-        raw.description, raw.ownerName, raw.ownerType = after.raw.description, after.raw.ownerName, after.raw.ownerType
-        alter_database(self._metastore, DatabaseObject(raw))
+        parameters = {**_with_marks(after.parameters, before.parameters), READ_ONLY: "true"}
+        alter_database(self._metastore, before.described_as(after, parameters))
 
     def _empty_database(self, _table: str, _message: _Message) -> None:
         """Drop all tables. The database stays, because its properties are the state of the replication."""
@@ -236,10 +233,10 @@ class Definitions:
         write_id = write_id_of(message)
         if is_truncation(message):
             self._truncate(before, (), write_id)
-        location = self._external(after.location) if after.kind is TableKind.EXTERNAL else before.raw.sd.location
+        location = self._external(after.location) if after.kind is TableKind.EXTERNAL else before.stored_location
         changed = after.copied(self._name(name), location, self._parameters(after.parameters, before.parameters))
         if write_id > 0:
-            changed.raw.writeId = write_id
+            changed = changed.with_write_id(write_id)
         if name == table:
             self._objects.alter_table(changed)
         else:
@@ -302,7 +299,7 @@ class Definitions:
             elif old is not None:
                 parameters = as_exact_as(_with_marks(after.parameters, old.parameters), old.parameters)
                 renamed = after.copied(existing_table.name, old.location, parameters)
-                rename_partition(self._metastore, existing_table.name, before.values, renamed.raw)
+                rename_partition(self._metastore, existing_table.name, before.values, renamed)
             return
         self._change_partitions(existing_table, [after], message)
 
@@ -325,9 +322,8 @@ class Definitions:
             if member.values in existing:
                 old = existing[member.values]
                 location = self._external(member.location) if source_kind(table) is TableKind.EXTERNAL else old.location
-                changed.append(member.copied(table.name, location, self._parameters(member.parameters, old.parameters)))
-                if write_id > 0:
-                    changed[-1].raw.writeId = write_id
+                copied = member.copied(table.name, location, self._parameters(member.parameters, old.parameters))
+                changed.append(copied.with_write_id(write_id) if write_id > 0 else copied)
         self._objects.alter_partitions(table, changed)
 
     def _existing(
@@ -359,7 +355,7 @@ class Definitions:
                 raise self._missing(f"{table}, a partition") from None
             return
         if self._outcome is not Outcome.COMMITTED:
-            self.distrust_statistics(table, statistics.raw.statsDesc.partName or WHOLE_TABLE)
+            self.distrust_statistics(table, statistics.partition)
 
     def distrust_statistics(self, table: str, partition: str) -> None:
         """Let readers of a table, or of a partition if it is not WHOLE_TABLE, read rows in place of statistics."""
@@ -370,12 +366,12 @@ class Definitions:
         if partition:
             partitions = self._objects.partitions(existing, [partition]).values()
             copies = [
-                member.copied(existing.name, member.raw.sd.location, inexact(member.parameters))
+                member.copied(existing.name, member.stored_location, inexact(member.parameters))
                 for member in partitions
             ]
             self._objects.alter_partitions(existing, copies)
         else:
-            changed = existing.copied(existing.name, existing.raw.sd.location, inexact(existing.parameters))
+            changed = existing.copied(existing.name, existing.stored_location, inexact(existing.parameters))
             self._objects.alter_table(changed)
 
     def _delete_statistics(self, table: str, message: _Message) -> None:

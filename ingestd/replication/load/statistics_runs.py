@@ -50,21 +50,19 @@ class _Alteration:
             texts = message.get("partitionListJson") or [message["partitionObjAfterJson"]]
             objects = {text.values: text for text in map(PartitionObject.parse, texts)}
         write_id = int(message.get("writeId") or 0)
-        if write_id <= 0 or any(object_.raw.colStats is not None for object_ in objects.values()):
+        if write_id <= 0 or any(object_.has_column_statistics for object_ in objects.values()):
             return None
         definition = "\n".join([record.type, *(_without_statistics(object_) for _, object_ in sorted(objects.items()))])
         return cls(tuple(sorted(objects)), definition, write_id)
 
 
 def _without_statistics(described: TableObject | PartitionObject) -> str:
-    raw = described.raw
-    raw.writeId = None
-    raw.parameters = {
+    parameters = {
         key: value
         for key, value in sorted(described.parameters.items())
         if key not in _STATISTICS and not key.startswith(_OF_ROW_COUNTS)
     }
-    return described.text
+    return described.with_write_id(None).with_parameters(parameters).text
 
 
 @dataclass(slots=True)

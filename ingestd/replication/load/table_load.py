@@ -294,7 +294,7 @@ class TableLoad:
             raise self._dropped(name)
         parameters = {**table.parameters, CHECKPOINT: self.dump}
         parameters.pop(LOADING, None)
-        alter_table(self.target.metastore, name, table.copied(name, table.raw.sd.location, parameters))
+        alter_table(self.target.metastore, name, table.copied(name, table.stored_location, parameters))
 
     def replace_tables(self, placed: Mapping[str, Placed]) -> None:
         """Replace the tables of the source's names by the complete copies."""
@@ -308,7 +308,7 @@ class TableLoad:
             table = find_table(metastore, target.table.name)
             if table is None:
                 raise self._dropped(target.table.name)
-            alter_table(metastore, target.table.name, table.copied(final, table.raw.sd.location, table.parameters))
+            alter_table(metastore, target.table.name, table.copied(final, table.stored_location, table.parameters))
             self.observe(LoadStep.REPLACED)
 
     # --- constraints

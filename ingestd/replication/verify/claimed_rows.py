@@ -17,7 +17,7 @@ Described = TableObject | PartitionObject
 
 def claimed_rows(described: Described, ids: ValidWriteIds) -> int | None:
     """Return the number of rows that readers trust; None if they read the files."""
-    write_id = described.raw.writeId or 0
+    write_id = described.write_id
     return _exact_rows(described.parameters) if write_id > 0 and ids.is_valid(write_id) else None
 
 
@@ -27,7 +27,7 @@ def wrong_claim(rows: int, copies: tuple[Described, Described], original: Descri
     `copies` are the definitions before and after the rows were counted: other ones would be of another moment. A wrong
     number that the source has too is no error of the copy.
     """
-    claims = {(claimed_rows(copy, ids), copy.raw.writeId) for copy in copies}
+    claims = {(claimed_rows(copy, ids), copy.write_id) for copy in copies}
     claim = next(iter(claims))[0] if len(claims) == 1 else None
     if claim in (None, rows, _exact_rows(original.parameters)):
         return ""

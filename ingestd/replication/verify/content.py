@@ -89,13 +89,13 @@ class View:
     def file_format(self) -> FileFormat | None:
         """The format of the files; None if their rows cannot be read."""
         known = {format_.value: format_ for format_ in FileFormat}
-        return known.get(self.table.raw.sd.inputFormat)
+        return known.get(self.table.input_format or "")
 
     @property
     def layout(self) -> Layout | None:
         """How the rows are read; None if they cannot be read."""
         ids = self.ids if self.table.kind is TableKind.FULL_ACID else None
-        return Layout(self.file_format, len(self.table.raw.sd.cols), ids) if self.file_format else None
+        return Layout(self.file_format, len(self.table.columns), ids) if self.file_format else None
 
     def partitions(self) -> list[str]:
         """Return the names of the partitions; only WHOLE_TABLE if the table is not partitioned."""
@@ -327,7 +327,7 @@ def _compare_columns(
         _columns_of(view, {name: known.get(name) for name in equal}, columns)
         for view, known in zip((before, after), locations, strict=True)
     )
-    names = [field.name for field in before.table.raw.sd.cols]
+    names = [field.name for field in before.table.columns]
     return [
         _with_columns(comparison, sums[comparison.name], copied[comparison.name], names)
         if comparison.name in sums
