@@ -6,6 +6,7 @@ Invariant: a converted value is exactly the value in the record, except that num
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ _DECIMAL_BYTES = _UUID_BYTES = 16
 _MAX_DECIMAL_BYTES, _MAX_DIGITS = 64, 154  # of integers that become decimals
 _MAX_QUOTED = 40  # characters
 _FEW = 64  # texts are examined one by one if there are fewer
+_WIDEST = 76  # digits
 MAX_SCALE = 76  # Arrow converts decimals of larger scales to wrong values
 # A date, or a date and a time with an optional zone, as in JSON.
 _TIMESTAMP = (
@@ -334,24 +336,33 @@ def _fitting(decimals: pa.Array, hive: HiveType) -> pa.Array:
         digits = hive.precision - hive.scale + scale
         if digits < 1:
             return pa.nulls(len(decimals), hive.arrow)
-        decimals = _each(decimals, pa.decimal128(digits, scale))
+        # Arrow compares no decimals of a negative scale, so they are integers meanwhile.
+        integers = decimals.view(pa.decimal128(decimals.type.precision, 0))
+        decimals = _each(integers, pa.decimal128(digits, 0)).view(pa.decimal128(digits, scale))
     return _each(decimals, hive.arrow)
 
 
 def _each(decimals: pa.Array, target: pa.DataType) -> pa.Array:
-    """Convert decimals; null if a value does not fit. Halves are converted until those that fail are isolated."""
+    """Convert decimals; null if a value does not fit."""
+    # The wider type checks the number of digits as well, even if the target is decimal(38).
+    wide = pc.cast(decimals, pa.decimal256(_WIDEST, decimals.type.scale))
     try:
-        # The wider type checks the number of digits as well, even if the target is decimal(38).
-        return pc.cast(pc.cast(decimals, pa.decimal256(76, decimals.type.scale)), target)
+        return pc.cast(wide, target)
     except pa.ArrowInvalid:
-        if len(decimals) == 1:
-            return pa.nulls(1, target)
-        half = len(decimals) // 2
-        return pa.concat_arrays([_each(part, target) for part in (decimals[:half], decimals[half:])])
+        return pc.cast(pc.if_else(_fits(wide, target), wide, pa.scalar(None, wide.type)), target)
+
+
+def _fits(wide: pa.Array, target: pa.DataType) -> pa.Array:
+    """Return which decimals have no digits behind those of the target, and no more digits than it."""
+    scaled = pc.cast(wide, pa.decimal256(_WIDEST, target.scale), safe=False)
+    is_exact = pc.equal(pc.cast(scaled, wide.type, safe=False), wide)
+    most = Decimal(f"{'9' * target.precision}E{-target.scale}")
+    first, last = (pa.scalar(limit, scaled.type) for limit in (most.copy_negate(), most))
+    return pc.and_(is_exact, pc.and_(pc.greater_equal(scaled, first), pc.less_equal(scaled, last)))
 
 
 def _shown(decimal: pa.Scalar) -> str:
-    return str(pc.cast(decimal, pa.decimal256(76, decimal.type.scale)).as_py())
+    return str(pc.cast(decimal, pa.decimal256(_WIDEST, decimal.type.scale)).as_py())
 
 
 def _decode(values: pa.BinaryArray, place: Values) -> pa.Array:

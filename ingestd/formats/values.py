@@ -173,9 +173,15 @@ class Values:
 
         return path
 
+    def _firsts(self, bad: Mask) -> list[int]:
+        """Return the index of the first of the bad values in each record, of which a record can contain millions."""
+        indexes = np.flatnonzero(bad)
+        _, firsts = np.unique(self.record[indexes], return_index=True)
+        return indexes[firsts].tolist()  # type: ignore[no-any-return]
+
     def reject(self, bad: Mask, reason: Reason) -> None:
         """Let the records of these values fail: their column cannot store a value. `reason` gets a value's index."""
-        for index in np.flatnonzero(bad & self.records.without_cause(self.record, self.column)).tolist():
+        for index in self._firsts(bad & self.records.without_cause(self.record, self.column)):
             self.reject_at(index, reason(index))
 
     def reject_at(self, index: int, reason: str) -> None:
@@ -185,7 +191,7 @@ class Values:
 
     def malformed(self, bad: Mask, what: str) -> None:
         """Let the records of these values fail, because they are not valid data of their schema."""
-        for index in np.flatnonzero(bad & ~self.records.malformed[self.record]).tolist():
+        for index in self._firsts(bad & ~self.records.malformed[self.record]):
             self.malformed_at(index, what)
 
     def malformed_at(self, index: int, what: str) -> None:

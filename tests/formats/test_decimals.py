@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingestd.formats import JsonDecoder
+from ingestd.formats.avro.options import AvroOptions
 from ingestd.formats.json.framing import unsafe_lines
 from ingestd.schema import Column, HiveType
+from tests.support.avro import SCALED_DECIMAL, encode, schema_of
 
 digits = st.text("0123456789", min_size=1, max_size=50).map(lambda text: text.lstrip("0") or "0")
 numbers = st.builds(
@@ -19,6 +21,12 @@ numbers = st.builds(
     digits,
     st.one_of(st.just(""), digits.map(lambda text: f".{text}")),
     st.one_of(st.just(""), st.integers(0, 60).map(lambda power: f"e{power}"), st.just("E+7")),
+)
+
+# Integers of 16 bytes, most of which have few digits before their zeros.
+unscaled = st.one_of(
+    st.builds(lambda number, zeros: number * 10**zeros, st.integers(-(10**9), 10**9), st.integers(0, 29)),
+    st.integers(-(2**127), 2**127 - 1),
 )
 
 
@@ -41,6 +49,35 @@ def test_decode_when_decimal_is_arbitrary_then_is_exact_or_rejected(
             exact = Decimal(number)
             fits = abs(exact) < Decimal(10) ** (precision - scale) and exact % Decimal((0, (1,), -scale)) == 0
             assert (row not in rejected) == fits, number
+            if fits:
+                assert next(stored) == exact
+
+
+@pytest.mark.parametrize("kind", ["decimal(38,20)", "decimal(38,0)", "decimal(38,38)", "decimal(10,2)", "decimal(1,0)"])
+@settings(deadline=None)
+@given(decimals=st.lists(st.tuples(unscaled, st.integers(-76, 76)), min_size=1, max_size=9))
+def test_decode_when_a_batch_of_decimals_has_some_that_do_not_fit_then_exactly_these_are_rejected(
+    kind: str, decimals: list[tuple[int, int]]
+) -> None:
+    hive = HiveType.parse(kind)
+    schema = schema_of({"c": SCALED_DECIMAL})
+    decoder = AvroOptions(framing="none", schemas=(schema,)).decoder([Column("c", hive)])
+    values = [
+        encode(schema, {"c": {"scale": scale, "value": number.to_bytes(16, "big", signed=True)}})
+        for number, scale in decimals
+    ]
+
+    decoded = decoder.decode(values)
+
+    rejected = {reject.row for reject in decoded.rejects}
+    stored = iter([value for batch in decoded.batches for value in batch.column(0).to_pylist()])
+    with localcontext() as context:
+        context.prec = 200
+        for row, (number, scale) in enumerate(decimals):
+            exact = Decimal(number).scaleb(-scale)
+            shifted = exact.scaleb(hive.scale)
+            fits = abs(shifted) < Decimal(10) ** hive.precision and shifted % 1 == 0
+            assert (row not in rejected) == fits, (number, scale)
             if fits:
                 assert next(stored) == exact
 

@@ -1,4 +1,7 @@
-"""The reject of a record names the first column that cannot store its value, in any order of its fields."""
+"""The reject of a record names the first column that cannot store its value, in any order of its fields.
+
+Its reason is that of the first value in the column.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +20,7 @@ from ingestd.formats.decoder import Decoder
 from ingestd.formats.delimited import DelimitedOptions
 from ingestd.formats.json.options import JsonOptions
 from ingestd.formats.regex import RegexOptions
+from ingestd.formats.values import Records, Values
 from ingestd.schema import Column
 from tests.support.avro import encode, logical, schema_of
 from tests.support.decoding import columns_of
@@ -158,3 +163,18 @@ def test_decode_when_no_unit_fits_the_timestamps_then_columns_that_cannot_store_
         for faults in records
     ]
     assert first_faults(decoder, values) == expected
+
+
+def test_values_when_many_of_a_record_are_bad_then_only_the_first_one_is_described() -> None:
+    records = Records([b"abc", b"d", b"ef"], ["n"])
+    values = Values(records, np.array([0, 0, 0, 1, 2, 2]), "n", lambda index: f"[{index}]")
+    described: list[int] = []
+
+    def reason(index: int) -> str:
+        described.append(index)
+        return "too large"
+
+    values.reject(np.array([False, True, True, False, True, True]), reason)
+
+    assert described == [1, 4]
+    assert records.failures == {0: ("n", "[1]: too large"), 2: ("n", "[4]: too large")}
