@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import settings
 
 from ingestd.java import cache_folder
 from ingestd.sandbox import Addresses, Sandbox, SandboxOptions
@@ -45,6 +46,9 @@ _PREPARE_SECONDS = 300.0
 _run_folder = pytest.StashKey[Path]()
 _keep_logs = pytest.StashKey[bool]()
 _running_unit_test = ""
+# An example may take any time: other processes can have the cores meanwhile.
+settings.register_profile("patient", settings(deadline=None))
+settings.load_profile("patient")
 
 
 def pytest_configure(config: pytest.Config) -> None:
