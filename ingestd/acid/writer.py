@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,6 +26,7 @@ from ingestd.acid.text_statistics import TextWatch, bound_statistics
 from ingestd.schema import Column
 
 WriterName = Literal["pyarrow", "pyorc"]
+WRITERS: tuple[WriterName, ...] = get_args(WriterName)
 _SECOND = 1_000_000_000
 _MAX_MICROS = 2**63 // 1000 - 1  # a timestamp[us] beyond this does not fit timestamp[ns]
 

@@ -20,7 +20,7 @@ from ingestd.acid.encoding import STANDARD, Encoding
 from ingestd.acid.layout import ALL_STATEMENTS, bucket_property
 from ingestd.acid.pyarrow_writer import PyArrowWriter
 from ingestd.acid.pyorc_writer import PyOrcWriter
-from ingestd.acid.writer import AcidWriter, WriterName, split_by_writer
+from ingestd.acid.writer import WRITERS, AcidWriter, WriterName, split_by_writer
 from ingestd.errors import InvalidTable
 from ingestd.schema import Column
 from ingestd.storage.contract import Outbox
@@ -184,10 +184,17 @@ class WriterPool(Generic[F]):
             self._write(place)
 
     def close(self) -> None:
-        """Write all pending rows, close every file, and wait until the files are stored."""
-        self.flush()
-        while self._open:
-            self._close_least_recently_used()
+        """Write all pending rows, close every file, and wait until the files are stored.
+
+        A file is closed once its rows are written, and before others are opened, because an open file needs memory.
+        """
+        places = [(key.partition, key.bucket) for key in self._open]
+        for place in dict.fromkeys((*places, *self._pending)):
+            if place in self._pending:
+                self._write(place)
+            for key in [FileKey(*place, writer) for writer in WRITERS]:
+                if key in self._open:
+                    self._close_file(key)
         self._files.finish()
 
     def drop_pending(self) -> None:
@@ -244,7 +251,7 @@ class WriterPool(Generic[F]):
                 return self._open[key]
             del self._open[key]
         while self._limits.open_files is not None and len(self._open) >= self._limits.open_files:
-            self._close_least_recently_used()
+            self._close_file(next(iter(self._open)))  # the least recently used
         statements = self._statements.setdefault((key.partition, key.bucket), iter(self._files.statements))
         statement = next(statements, None)
         if statement is None:
@@ -256,9 +263,8 @@ class WriterPool(Generic[F]):
         self._open[key] = self._files.open(key, statement)
         return self._open[key]
 
-    def _close_least_recently_used(self) -> None:
-        key, file = next(iter(self._open.items()))
-        self._files.close(key, file)
+    def _close_file(self, key: FileKey) -> None:
+        self._files.close(key, self._open[key])
         del self._open[key]
 
 

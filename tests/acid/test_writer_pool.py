@@ -408,3 +408,34 @@ def test_add_when_texts_are_very_long_then_a_file_contains_a_limited_number_of_t
     assert sum(file.rows for file in files.closed) == 8
     assert [file.statement for file in files.closed] == list(range(len(files.closed)))
     assert len(files.closed) > 1
+
+
+MANY_FILES = """
+import re, sys
+from pathlib import Path
+from tests.acid.test_writer_pool import batch, staging_pool
+
+def memory(kind):
+    return int(re.search(kind + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) >> 10
+
+for count in (1, 400):
+    folder = Path(sys.argv[1]) / str(count)
+    folder.mkdir()
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+    before = memory("VmRSS")
+    files, pool = staging_pool(folder)
+    for number in range(count):
+        pool.add((str(number),), 0, batch(0, 10))
+    pool.close()
+    assert len(files.closed) == count
+print(memory("VmHWM") - before)
+"""
+
+
+def test_close_when_each_partition_has_few_rows_then_many_files_need_no_more_memory_than_a_few(tmp_path: Path) -> None:
+    """An open file reserves 29 MiB or more, and the parts of it that were used are spread over the heap."""
+    root = Path(__file__).resolve().parents[2]
+    ended = subprocess.run(
+        [sys.executable, "-c", MANY_FILES, str(tmp_path)], capture_output=True, text=True, check=True, cwd=root
+    )
+    assert int(ended.stdout) < 40
