@@ -4,11 +4,11 @@ For each shape of `bench.records`, batches of 20,000 records or 16 MB are decode
 twins of them. In `misfit`, 1 % of the records have a text as their id that is not a number. In `cut`, 1 % of them end
 early. In `spelled`, 1 % of them have the id twice, in two spellings. In `scattered`, every fifth record has one of
 several faults. In `surrogates`, all records have an unpaired surrogate in a field that is a column. In `others`, each
-also has a field that is not a column: an object with a name of its own. The flat and the nested shape are also decoded
-from Protobuf messages. The flat shape is also decoded from delimited text and CSV, with twins that contain line ends,
-and from change events with their schema, with a twin whose amount is a decimal in Base64. In the twin of `json_text`,
-the objects contain escape sequences. Each time is the best of several runs, so that
-other processes of the machine matter little.
+also has a field that is not a column: an object with a name of its own. In `capitals`, each has a field that is not a
+column, and all names begin with a capital. The flat and the nested shape are also decoded from Protobuf messages. The
+flat shape is also decoded from delimited text and CSV, with twins that contain line ends, and from change events with
+their schema, with a twin whose amount is a decimal in Base64. In the twin of `json_text`, the objects contain escape
+sequences. Each time is the best of several runs, so that other processes of the machine matter little.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from ingestd.schema import Column, HiveType
 _JSON = tuple(shape for shape in SHAPES if shape.format == "json" and not shape.has_rejects and not shape.sql)
 
 _RECORDS, _BYTES = 20_000, 16_000_000
+_NAME = re.compile(rb'"[a-z](?=\w*":)')  # its quote and first letter
 _TEXT = re.compile(rb'("(?:note|name|t0|payload|trace|created|body)":[^"]*")')  # behind its opening quote
 
 
@@ -60,6 +61,7 @@ def _measure(shape: Shape, runs: int) -> str:
     surrogates = [_TEXT.sub(rb"\1\\ud800", value, count=1) for value in clean]
     twins = {"misfit": misfits, "cut": cut, "spelled": spelled, "scattered": scattered, "surrogates": surrogates}
     twins["others"] = others
+    twins["capitals"] = [_NAME.sub(lambda name: name[0].upper(), b'{"other":1,' + value[1:]) for value in clean]
     if shape.name == "json_text":
         twins["escaped"] = [value.replace(b'"home"', b'"h\\u00f6me"') for value in clean]
     line = _compare(shape.name, JsonOptions().decoder(columns), clean, twins, runs)

@@ -277,6 +277,14 @@ def test_read_when_names_are_spelled_otherwise_after_many_batches_with_other_fie
     assert batch.column(0).to_pylist()[:3] == [1, 1, 1]
 
 
+def test_read_when_names_with_capitals_have_others_beside_them_then_only_other_cases_are_undecided() -> None:
+    usual = '{"userId":1,"other":{"userid2":"userID"},"Note"%s: "n"}'
+    others = ['{"userID":1,"other":2}', '{"other":2,"note" \t :"n"}', '{"userId":1,"USERID":2}']
+    values = [(usual % blanks).encode() for blanks in ("", " ", "\t" * 300)] + [value.encode() for value in others]
+    _, undecided = ArrowReader(columns_of(userid="int", note="string")).read([*values, *values[:3] * 2])
+    assert undecided.tolist() == [False] * 3 + [True] * 3 + [False] * 6
+
+
 @MANY_FAULTS
 @given(
     st.lists(
@@ -290,14 +298,15 @@ def test_read_when_names_are_spelled_otherwise_after_many_batches_with_other_fie
         max_size=4,
     ),
     st.sampled_from([("a", "ab", "b", "k"), ("a", "ab"), ("k",)]),
+    st.sampled_from(["a", "A", "aB", "AB", "K"]),
     st.integers(1, 3),
 )
 def test_read_when_names_have_other_cases_then_the_rows_are_those_of_each_record(
-    members: list[tuple[str, str, str]], names: tuple[str, ...], count: int
+    members: list[tuple[str, str, str]], names: tuple[str, ...], learned: str, count: int
 ) -> None:
     columns = columns_of(**dict.fromkeys(names, "string"))
     record = "{" + ",".join(f'"{name}"{blank}:{value}' for name, blank, value in members) + "}"
-    values = [value.encode() for value in ('{"a":"5","o":1}', *[record] * count, '{"k":"7"}')]
+    values = [value.encode() for value in (f'{{"{learned}":"5","o":1}}', *[record] * count, '{"k":"7"}')]
     try:
         batch, undecided = ArrowReader(columns).read(values)
     except NotColumnar:

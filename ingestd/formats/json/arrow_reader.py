@@ -21,6 +21,7 @@ from ingestd.formats.json.arrow_fields import ArrowField
 from ingestd.formats.json.framing import constants, frame, places_of, unsafe_lines
 from ingestd.formats.json.map_texts import MapReader, can_cut
 from ingestd.formats.json.suspects import TYPE_CHANGED, lines_at, row_of, split, suspects, without_lines
+from ingestd.formats.json.tape import parts
 from ingestd.formats.json.times import timestamp_columns
 from ingestd.formats.record_decoder import MixedTimestamps, NotColumnar
 from ingestd.formats.row_batches import batch_of
@@ -37,6 +38,7 @@ _MAX_PAUSE = 7  # batches
 _SECOND_OBJECT = re.compile(rb"\}[ \t\r]*\{")  # outside strings, it is between two objects of one line
 _NAME_WITH_CAPITAL = r'[A-Z][^"\\]*"[ \t\r]*:'
 _ESCAPED_NAME = r'\\u[0-9a-fA-F]{4}(?:[^"\\]|\\.)*"[ \t\r]*:'
+_QUOTE, _COLON, _BLANKS = 0x22, 0x3A, np.frombuffer(b" \t\r", np.uint8)
 _KELVIN_SIGN = re.compile("\u212a".encode())  # the only non-ASCII character whose lower case is ASCII
 
 
@@ -260,7 +262,8 @@ class ArrowReader:
         self._ambiguous = {name for name, count in counts.items() if count > 1}
         self._has_only_ascii = all(map(str.isascii, spelled))
         self._has_capital = not re.fullmatch(r'[^A-Z"\\]*', "".join(spelled))
-        self._other_case = _in_any_case(spelled, excluded=spelled)
+        self._spelled = pa.array(spelled, pa.string())
+        self._lower = pa.array(sorted(set(map(str.lower, spelled))), pa.string())
         self._any_case = _in_any_case(sorted(self._ambiguous)) if self._ambiguous else None
 
     def _with_other_spellings(self, text: bytes, arrays: Sequence[pa.Array]) -> npt.NDArray[np.intp]:
@@ -285,16 +288,25 @@ class ArrowReader:
     def _with_other_case(self, text: bytes) -> npt.NDArray[np.intp]:
         """Return the lines in which a name may differ only in case from a spelling.
 
-        If no spelling has a capital, such a name has one. pyarrow finds these lines in linear time, but has no patterns
-        that exclude the spellings themselves.
+        If no spelling has a capital, such a name has one, and lines with a capital in a name are found faster.
         """
         if self._has_capital:
-            return lines_at(text, places_of(self._other_case, text))
+            return lines_at(text, self._in_other_case(text))
         lines = split(text)
         chosen = pc.match_substring_regex(lines, _NAME_WITH_CAPITAL)
         part = b"".join(lines.filter(chosen).to_pylist())
-        places = lines_at(part, places_of(self._other_case, part))
+        places = lines_at(part, self._in_other_case(part))
         return np.flatnonzero(chosen.to_numpy(zero_copy_only=False))[places]
+
+    def _in_other_case(self, text: bytes) -> npt.NDArray[np.intp]:
+        """Return where a name begins that differs only in case from a spelling."""
+        starts, ends = _names(text)
+        names = parts(text, starts, ends)
+        others = np.flatnonzero(~pc.is_in(names, self._spelled).to_numpy(zero_copy_only=False))
+        lower = pc.ascii_lower(names.take(pa.array(others)))
+        is_spelled = pc.is_in(lower, self._lower).to_numpy(zero_copy_only=False)
+        places: npt.NDArray[np.intp] = starts[others[is_spelled]]
+        return places
 
     def _with_escaped_names(self, text: bytes) -> npt.NDArray[np.intp]:
         """Return the lines in which a name may contain an escape sequence.
@@ -307,12 +319,28 @@ class ArrowReader:
         return np.flatnonzero(has_name.to_numpy(zero_copy_only=False))
 
 
-def _in_any_case(names: Sequence[str], excluded: Sequence[str] = ()) -> re.Pattern[bytes]:
-    """Return a pattern for fields that have one of the names in any case, except those in `excluded`."""
+def _names(text: bytes) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Return where the names in lines that end with a brace begin and end, without quotes.
+
+    What looks like a name in a string is one, too. Of a name with an escaped quote, only the part behind it is one.
+    """
+    letters = np.frombuffer(text, np.uint8)
+    quotes = np.flatnonzero(letters == _QUOTE)
+    after = letters[quotes + 1]
+    blank, steps = np.flatnonzero(np.isin(after, _BLANKS)), 1
+    while len(blank):
+        steps += 1
+        after[blank] = letters[quotes[blank] + steps]
+        blank = blank[np.isin(after[blank], _BLANKS)]
+    last = np.flatnonzero(after[1:] == _COLON)
+    return quotes[last] + 1, quotes[last + 1]
+
+
+def _in_any_case(names: Sequence[str]) -> re.Pattern[bytes]:
+    """Return a pattern for fields that have one of the names in any case."""
     texts = [text for name in map(str.encode, names) for text in (name.lower(), name.upper())]
     letters = re.escape(bytes({text[0] for text in texts}))
-    other = b"(?!(?:" + _alternatives(excluded) + b')")' if excluded else b""
-    return re.compile(b'"(?=[' + letters + b"])" + other + b"(?i:" + _alternatives(names) + rb')"[ \t\r]*:')
+    return re.compile(b'"(?=[' + letters + b"])(?i:" + _alternatives(names) + rb')"[ \t\r]*:')
 
 
 def _alternatives(names: Iterable[str]) -> bytes:
