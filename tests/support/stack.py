@@ -166,10 +166,11 @@ class Stack:
     def topic(self, partitions: int = 4, name: str | None = None, **settings: str) -> str:
         """Create a topic with as many replicas as the brokers have by default, and return its name.
 
-        All brokers know it then, and clients can use it at once.
+        All brokers know it then, and clients can use it at once. Its records are kept, whatever their timestamps are.
         """
         name = name or self.name
-        created = self.admin.create_topics([NewTopic(name, partitions, config=settings)])
+        config = {"retention.ms": "-1", **settings}
+        created = self.admin.create_topics([NewTopic(name, partitions, config=config)])
         for answer in created.values():
             answer.result(LIMIT)
         wait_for_topic(self.admin, name, partitions)
