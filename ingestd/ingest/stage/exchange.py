@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from ingestd.acid.routing import distribute
 from ingestd.errors import IngestdError, TransactionAborted
+from ingestd.ingest.stage.memory import memory_of_task
 from ingestd.ingest.stage.task import (
     Access,
     Output,
@@ -24,7 +25,6 @@ from ingestd.ingest.stage.task import (
     attempt_name,
     read_rows,
     rows_of_result,
-    without_cycle_search,
 )
 from ingestd.spark.shared import Reference
 
@@ -53,7 +53,7 @@ def send_result(task: StageTask, batches: Iterator[pa.RecordBatch]) -> Iterator[
     The result contains only their number, as `decoded`, because the task that reads the records reports the others.
     """
     count = 0
-    with without_cycle_search():
+    with memory_of_task():
         try:
             for batch in _gathered(rows_of_result(task, batch) for batch in batches):
                 count += batch.num_rows
@@ -99,7 +99,7 @@ def receive(
     """
     number, values = received
     task = replace(task, number=number, ranges=())
-    with without_cycle_search():
+    with memory_of_task():
         try:
             output = Output(access.value, task, attempt_name(task))
             try:

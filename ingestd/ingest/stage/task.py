@@ -6,10 +6,8 @@ the limit of the writer pool, whatever the size of the ranges.
 
 from __future__ import annotations
 
-import gc
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,6 +25,7 @@ from ingestd.ingest.letters.writer import DeadLetters, LetterTargets, Origin
 from ingestd.ingest.options import Evolution, MappingOptions, OnError, OnUnreadable, RejectLimit
 from ingestd.ingest.rows.partitioning import Partitioning
 from ingestd.ingest.rows.transform import Decoding, table_rows
+from ingestd.ingest.stage.memory import memory_of_task
 from ingestd.ingest.table.evolution import ColumnsNeeded, require_columns
 from ingestd.kafka.ranges import OffsetRange, TopicIdentity
 from ingestd.kafka.reader import Batch, read
@@ -156,7 +155,7 @@ class StageResult:
 def stage_ranges(access: Reference[Access], task: StageTask) -> StageResult | IngestdError:
     """Stage the ranges of one task. Errors are returned, because Spark converts raised errors to text."""
     try:
-        with without_cycle_search():
+        with memory_of_task():
             return _stage(access.value, task)
     except IngestdError as error:
         return error
@@ -182,7 +181,7 @@ def read_rows(
     access: Reference[Access], task: StageTask, report: Callable[[StageResult | IngestdError], None]
 ) -> Iterator[pa.RecordBatch]:
     """Yield the decoded rows of one task; report everything but files, or the error that ended it."""
-    with without_cycle_search():
+    with memory_of_task():
         try:
             source = _Source(access.value, task, attempt_name(task))
             try:
@@ -204,7 +203,7 @@ def write_rows(
     access: Reference[Access], task: StageTask, batches: Iterator[pa.RecordBatch]
 ) -> tuple[StagingFile, ...] | IngestdError:
     """Write the result of the query of one task, and return the files or the error that ended it."""
-    with without_cycle_search():
+    with memory_of_task():
         try:
             output = Output(access.value, task, attempt_name(task))
             try:
@@ -244,19 +243,6 @@ def joined(
         return files
     assert report is not None
     return report if isinstance(report, IngestdError) else replace(report, files=files)
-
-
-@contextmanager
-def without_cycle_search() -> Iterator[None]:
-    """Disable the garbage collector in a `with` statement.
-
-    Reference counts free the records. The garbage collector's search for cycles took 17 % of the CPU time.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def attempt_name(task: StageTask) -> str:
