@@ -5,10 +5,11 @@ twins of them. In `misfit`, 1 % of the records have a text as their id that is n
 early. In `spelled`, 1 % of them have the id twice, in two spellings. In `scattered`, every fifth record has one of
 several faults. In `surrogates`, all records have an unpaired surrogate in a field that is a column. In `others`, each
 also has a field that is not a column: an object with a name of its own. In `capitals`, each has a field that is not a
-column, and all names begin with a capital. The flat and the nested shape are also decoded from Protobuf messages. The
-flat shape is also decoded from delimited text and CSV, with twins that contain line ends, and from change events with
-their schema, with a twin whose amount is a decimal in Base64. In the twin of `json_text`, the objects contain escape
-sequences. Each time is the best of several runs, so that other processes of the machine matter little.
+column, and all names begin with a capital. In `inside` of the nested shape, all records have a number in an array that
+does not fit. The flat and the nested shape are also decoded from Protobuf messages. The flat shape is also decoded from
+delimited text and CSV, with twins that contain line ends, and from change events with their schema, with a twin whose
+amount is a decimal in Base64. In the twin of `json_text`, the objects contain escape sequences. Each time is the best
+of several runs, so that other processes of the machine matter little.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ def _measure(shape: Shape, runs: int) -> str:
     twins = {"misfit": misfits, "cut": cut, "spelled": spelled, "scattered": scattered, "surrogates": surrogates}
     twins["others"] = others
     twins["capitals"] = [_NAME.sub(lambda name: name[0].upper(), b'{"other":1,' + value[1:]) for value in clean]
+    if shape.name == "nested":
+        twins["inside"] = [value.replace(b'"count":', b'"count":0.1', 1) for value in clean]
     if shape.name == "json_text":
         twins["escaped"] = [value.replace(b'"home"', b'"h\\u00f6me"') for value in clean]
     line = _compare(shape.name, JsonOptions().decoder(columns), clean, twins, runs)

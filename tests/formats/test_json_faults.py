@@ -74,6 +74,10 @@ NESTED_FAULTS = [
     '{"rates":{"a":true}}', '{"rates":{"a" ,"b":1}}', '{"rates":{"a":1,"b":}}', '{"rates":{"a"}}',
     '{"labels":{"a":"1"}"id":1}', '{"buyer"{"name":"x"}}', '{"buyer":{"name""x"}}', '{"items":[{"count":1"note":"x"}]}',
     '{"id":1,"labels":{"a":"x"}}}', '{"labels":{"a":"x"}}{}', '{"labels":{"a":"1"}',
+    '{"items":[{"total":1.234},{"count":1.5}]}', '{"items":[{"note":"abcdef","count":"x"},5]}', '{"items":"x"}',
+    '{"labels":{"a":"\\ud800","b":"\\ud800"}}', '{"counts":{"1":[1,"x"],"2":5.5},"id":"x"}',
+    '{"rates":{"a":"x","b":1.234}}',
+    '{"buyer":{"name":"\\ud800","since":"x"},"items":5}', '{"items":[{"count":"x"},{"count":{}}]}', '{"buyer":true}',
 ]  # fmt: skip
 NESTED_SOUND = (
     '{"id":%d,"buyer":{"name":"n%d","since":"2026-11-21 10:00:00","address":{"zip":"5"}},"labels":{"a":"1","b":"%d"},'

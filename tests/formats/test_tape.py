@@ -357,13 +357,67 @@ def test_read_when_values_are_unusual_then_they_are_decided_like_single_records(
     assert repr(batch.column(0).filter(is_row).to_pylist()) == repr(expected.to_pylist())
 
 
-def test_read_when_a_nested_value_is_unusual_then_it_is_decided_unless_it_is_a_reject() -> None:
-    values = [b'{"s":{"b":1e3}}', b'{"s":{"b":"x"}}', b'{"s":{"b":1e400}}', b'{"s":{"b":7}}']
+def test_read_when_a_nested_value_is_unusual_then_it_is_decided() -> None:
+    values = [b'{"s":{"b":1e3}}', b'{"s":{"b":"x"}}', b'{"s":{"b":1e400}}', b'{"s":{"b":7}}', b'{"s":"b"}']
     batch, undecided, rejects = TapeReader(columns_of(s="struct<b:bigint>")).read(values, "ns")
 
-    assert undecided.tolist() == [False, True, True, False]
-    assert rejects == {}
+    assert not undecided.any()
+    assert rejects == {
+        1: ("s", "b: 'x' is not a number, but the type is bigint"),
+        2: ("s", "b: '1e400' is out of range for bigint"),
+        4: ("s", "'b' is not an object, but the type is struct<b:bigint>"),
+    }
     assert batch.column(0).to_pylist()[::3] == [{"b": 1000}, {"b": 7}]
+
+
+NESTED = columns_of(
+    a="array<struct<x:tinyint,y:array<varchar(2)>,z:map<string,decimal(3,1)>>>", s="struct<p:map<int,string>,q:boolean>"
+)
+KEYS = st.sampled_from(["x", "Y", "y", "z", "p", "q", "1", "2", "\\u0031", "é", "a'b"])
+LEAVES = st.sampled_from(
+    ["1", "1.5", "128", "1e2", "100", "true", "null", '"a"', '"abc"', '"1"', '"\\ud800"', '"\\u00e4"']
+)
+NESTED_VALUES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=3).map(lambda items: f"[{','.join(items)}]")
+        | st.lists(st.tuples(KEYS, inner), max_size=4).map(
+            lambda members: "{" + ",".join(f'"{key}":{item}' for key, item in members) + "}"
+        )
+    ),
+    max_leaves=12,
+)
+ITEMS = st.lists(
+    st.tuples(LEAVES, st.lists(LEAVES, max_size=3), st.lists(st.tuples(KEYS, LEAVES), max_size=3)).map(
+        lambda item: (
+            f'{{"x":{item[0]},"y":[{",".join(item[1])}],"z":{{'
+            + ",".join(f'"{key}":{value}' for key, value in item[2])
+            + "}}"
+        )
+    )
+    | NESTED_VALUES,
+    max_size=3,
+).map(lambda items: f"[{','.join(items)}]")
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(ITEMS | NESTED_VALUES, NESTED_VALUES), min_size=1, max_size=20))
+def test_read_when_nested_values_do_not_fit_then_rejects_name_the_first_of_each_record(
+    pairs: list[tuple[str, str]],
+) -> None:
+    values = [f'{{"s":{second},"a":{first}}}'.encode() for first, second in pairs]
+    reader = RecordReader(NESTED)
+    batch, undecided, rejects = TapeReader(NESTED).read(values, "ns")
+    reasons: dict[int, tuple[str, str]] = {}
+    for index in np.flatnonzero(~undecided).tolist():
+        try:
+            row = reader.row(values[index])
+        except RejectError as error:
+            reasons[index] = error.column, error.reason
+            continue
+        expected = [array_of(column.type, [item]).to_pylist() for column, item in zip(NESTED, row, strict=True)]
+        assert [column.slice(index, 1).to_pylist() for column in batch.columns] == expected
+    assert rejects == reasons
 
 
 def test_read_when_records_exceed_a_piece_then_rows_keep_their_order() -> None:

@@ -100,7 +100,9 @@ class MapReader:
         others = np.flatnonzero(~plain)
         if not len(others):
             return maps, undecided
-        batch, undecided[others], _ = self._tape.read(texts.take(pa.array(others)).cast(pa.binary()).to_pylist(), "ns")
+        values = texts.take(pa.array(others)).cast(pa.binary()).to_pylist()
+        batch, undecided[others], rejects = self._tape.read(values, "ns")
+        undecided[others[list(rejects)]] = True  # another column may be the first that does not fit
         return spread_all([maps, batch.column(0)], [np.flatnonzero(plain), others], len(texts)), undecided
 
     def _plain_maps(self, texts: pa.StringArray, item: PrimitiveType) -> tuple[pa.MapArray, Mask]:

@@ -73,6 +73,12 @@ def converter(kind: HiveType, timestamp_formats: Sequence[str] = DEFAULT_FORMATS
     return (_array if kind.kind == "array" else _map)(kind, children)
 
 
+def other_kind(value: object, kind: HiveType) -> InvalidValue:
+    """Return the error of a value that is not the array or the object of which a complex type consists."""
+    wanted = "an array" if kind.kind == "array" else "an object"
+    return InvalidValue(f"{shown(value)} is not {wanted}, but the type is {kind}")
+
+
 class FieldIndexes:
     """Finds the fields of a row or a struct by the names of JSON members.
 
@@ -101,7 +107,7 @@ def _array(kind: HiveType, children: Sequence[Convert]) -> Convert:
 
     def convert(value: object) -> Value:
         if not isinstance(value, list):
-            raise InvalidValue(f"{shown(value)} is not an array, but the type is {kind}")
+            raise other_kind(value, kind)
         elements: list[Value] = []
         try:
             for item in value:
@@ -118,7 +124,7 @@ def _map(kind: HiveType, children: Sequence[Convert]) -> Convert:
 
     def convert(value: object) -> Value:
         if not isinstance(value, dict):
-            raise InvalidValue(f"{shown(value)} is not an object, but the type is {kind}")
+            raise other_kind(value, kind)
         pairs: dict[Value, Value] = {}
         text = ""
         try:
@@ -138,7 +144,7 @@ def _map(kind: HiveType, children: Sequence[Convert]) -> Convert:
 def _struct(kind: HiveType, children: Sequence[Convert], indexes: FieldIndexes) -> Convert:
     def convert(value: object) -> Value:
         if not isinstance(value, dict):
-            raise InvalidValue(f"{shown(value)} is not an object, but the type is {kind}")
+            raise other_kind(value, kind)
         items: list[object] = [None] * len(children)
         for key, item in value.items():
             index = indexes.of(key)

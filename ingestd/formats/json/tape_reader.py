@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -31,7 +32,7 @@ from ingestd.formats.json.connect_schemas import (
 from ingestd.formats.json.envelope import AFTER, BEFORE, DELETE, OPERATION, PAYLOAD, SCHEMA, has_logical_types
 from ingestd.formats.json.inference import Rows
 from ingestd.formats.json.layout import PLAIN, Layout, Place
-from ingestd.formats.json.nested import POSITION, primitive
+from ingestd.formats.json.nested import POSITION, other_kind, primitive
 from ingestd.formats.json.tape import (
     OPEN_ARRAY,
     OPEN_OBJECT,
@@ -44,7 +45,7 @@ from ingestd.formats.json.tape import (
     is_encodable,
 )
 from ingestd.formats.json.times import dates_of_schema, instants
-from ingestd.formats.json.types import InvalidValue, Number, PrimitiveType
+from ingestd.formats.json.types import InvalidValue, Number, PrimitiveType, shown
 from ingestd.formats.record_decoder import RejectReasons
 from ingestd.formats.row_batches import (
     FIRST_NANO,
@@ -130,6 +131,39 @@ class TapeReader:
         arrays = [columns.column(column, *by_column[index]) for index, column in enumerate(self._columns)]
         columns.batch = batch_of(self._columns, arrays)
         return columns
+
+
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """Values of a column, or inside of it: the row of each, and the steps that lead to it from the value of the column.
+
+    A step is a place among its neighbors, in the order in which `nested` converts them, and its text in reasons.
+    """
+
+    rows: Ints
+    path: Callable[[int], list[tuple[int, str]]] = lambda _cell: []
+
+    def field(self, index: int, name: str) -> _Cells:
+        """Return the cells of a field of these structs."""
+        return _Cells(self.rows, lambda cell: [*self.path(cell), (index, f".{name}")])
+
+    def elements(self, owners: Places) -> _Cells:
+        """Return the elements of these arrays; `owners` are the arrays of the elements, in order."""
+
+        def path(cell: int) -> list[tuple[int, str]]:
+            owner = int(owners[cell])
+            index = cell - int(np.searchsorted(owners, owner))
+            return [*self.path(owner), (index, f"[{index}]")]
+
+        return _Cells(self.rows[owners], path)
+
+    def items(self, owners: Places, keys: pa.StringArray) -> _Cells:
+        """Return the items of these maps; `owners` are the maps of the items, in order, and `keys` their keys."""
+
+        def path(cell: int) -> list[tuple[int, str]]:
+            return [*self.path(int(owners[cell])), (cell, f"[{shown(keys[cell].as_py())}]")]
+
+        return _Cells(self.rows[owners], path)
 
 
 class _Columns:
@@ -314,7 +348,8 @@ class _Columns:
     def column(self, column: Column, tokens: Ints, depth: int) -> pa.Array:
         """Return a column of one value per record, from what `find` yields."""
         self._current = column
-        return self._column(column.type, tokens, self._rows, depth)
+        self._firsts: dict[int, list[tuple[int, str]]] = {}
+        return self._column(column.type, tokens, _Cells(self._rows), depth)
 
     def _opened(self, tokens: Ints, wanted: int) -> Ints:
         """Return the tokens of the wanted kind, and _MISSING for others; records with a value of another are undecided.
@@ -388,17 +423,20 @@ class _Columns:
         """Leave the records of these tokens undecided."""
         self.undecided[np.searchsorted(self._tape.roots, tokens, side="right") - 1] = True
 
-    def _column(self, kind: HiveType, tokens: Ints, rows: Ints, depth: int) -> pa.Array:
+    def _column(self, kind: HiveType, tokens: Ints, cells: _Cells, depth: int) -> pa.Array:
         """Return a column of the values that the tokens begin."""
+        rows = cells.rows
         kinds = np.where(tokens == _MISSING, 0, self._tape.kind[tokens])
         is_null = (kinds == SCALAR) & (self._tape.letters_at(tokens) == ord("n"))
         tokens = np.where(is_null, _MISSING, tokens).astype(np.int32)
         kinds[is_null] = 0
         if kind.is_complex:
             wanted = OPEN_ARRAY if kind.kind == "array" else OPEN_OBJECT
-            self.undecided[rows[(kinds != wanted) & (kinds != 0)]] = True
+            others = (kinds != wanted) & (kinds != 0)
+            if others.any():
+                self._refuse(kind, tokens, cells, others)
             tokens = np.where(kinds == wanted, tokens, _MISSING).astype(np.int32)
-            return self._complex(kind, tokens, rows, depth)
+            return self._complex(kind, tokens, cells, depth)
         leaf = self._primitive(kind)
         given = self._given_times(kind, tokens, rows)
         if given is not None:
@@ -418,8 +456,23 @@ class _Columns:
         failed |= texts.is_valid().to_numpy(zero_copy_only=False) & ~array.is_valid().to_numpy(zero_copy_only=False)
         failed |= refused
         self.undecided[rows[failed & (kinds != STRING) & (kinds != SCALAR)]] = True
-        cells = np.flatnonzero(failed & ~self.undecided[rows])
-        return self._with_cells(leaf, array, tokens, rows, cells) if len(cells) else array
+        again = np.flatnonzero(failed & ~self.undecided[rows])
+        return self._with_values(leaf, array, tokens, cells, again) if len(again) else array
+
+    def _refuse(self, kind: HiveType, tokens: Ints, cells: _Cells, others: Mask) -> None:
+        """Reject the rows of values of another kind than this complex type; those of containers are undecided."""
+        is_inside = others & np.isin(self._tape.kind[tokens], (OPEN_OBJECT, OPEN_ARRAY))
+        self.undecided[cells.rows[is_inside]] = True
+        places = np.flatnonzero(others & ~self.undecided[cells.rows])
+        for cell, value in zip(places.tolist(), self._values(tokens[places]), strict=True):
+            self._reject(int(cells.rows[cell]), cells.path(cell), other_kind(value, kind))
+
+    def _reject(self, row: int, path: list[tuple[int, str]], error: InvalidValue) -> None:
+        """Store why a row is a reject, unless a value before this one already is the cause."""
+        if row not in self.rejects or (row in self._firsts and path < self._firsts[row]):
+            self._firsts[row] = path
+            reason = InvalidValue(error.reason, "".join(text for _, text in path))
+            self.rejects[row] = self._current.name, str(reason)
 
     def _given_times(self, kind: HiveType, tokens: Ints, rows: Ints) -> pa.Array | None:
         """Return the values of a column that a schema describes as dates or points in time; null for others.
@@ -447,22 +500,20 @@ class _Columns:
             places.append(chosen[fits])
         return spread_all(arrays, places, len(tokens)) if arrays else None
 
-    def _with_cells(
-        self, leaf: PrimitiveType, array: pa.Array, tokens: Ints, rows: Ints, cells: npt.NDArray[np.intp]
+    def _with_values(
+        self, leaf: PrimitiveType, array: pa.Array, tokens: Ints, cells: _Cells, again: npt.NDArray[np.intp]
     ) -> pa.Array:
-        """Convert some values one by one. One that cannot be stored in a primitive column is a reject."""
-        texts = self._python_texts(tokens[cells])
-        is_string = (self._tape.kind[tokens[cells]] == STRING).tolist()
+        """Convert some of the cells one by one. The row of one that cannot be stored is a reject."""
         values: list[Value] = []
         places: list[int] = []
-        for cell, row, text, quoted in zip(cells.tolist(), rows[cells].tolist(), texts, is_string, strict=True):
+        triples = zip(again.tolist(), cells.rows[again].tolist(), self._values(tokens[again]), strict=True)
+        for cell, row, given in triples:
+            if row in self.rejects and row not in self._firsts:
+                continue  # a column before this one does not fit
             try:
-                value = leaf.value(text if quoted else _scalar(text))
+                value = leaf.value(given)
             except InvalidValue as error:
-                if self._current.type.is_complex:  # the reason contains a path
-                    self.undecided[row] = True
-                else:
-                    self.rejects.setdefault(row, (self._current.name, str(error)))
+                self._reject(row, cells.path(cell), error)
                 continue
             if leaf.kind.kind == "timestamp" and not _fits(value, self._unit):
                 self.undecided[row] = True
@@ -475,31 +526,36 @@ class _Columns:
         order[places] = len(array) + np.arange(len(values))
         return pa.concat_arrays([array, array_of(leaf.kind, values, self._unit)]).take(pa.array(order))
 
-    def _complex(self, kind: HiveType, tokens: Ints, rows: Ints, depth: int) -> pa.Array:
+    def _complex(self, kind: HiveType, tokens: Ints, cells: _Cells, depth: int) -> pa.Array:
         nulls = tokens == _MISSING
         mask = pa.array(nulls) if nulls.any() else None
         arrow = arrow_of(kind, self._unit)
         if kind.kind == "struct":
-            members = zip(kind.children, self._members(kind.names, tokens, depth), strict=True)
-            fields = [self._column(child, values, rows, depth + 1) for child, values in members]
+            members = zip(kind.children, kind.names, self._members(kind.names, tokens, depth), strict=True)
+            fields = [
+                self._column(child, values, cells.field(index, name), depth + 1)
+                for index, (child, name, values) in enumerate(members)
+            ]
             return pa.StructArray.from_arrays(fields, fields=list(arrow), mask=mask)
         present = np.flatnonzero(~nulls)
         owners, items = self._tape.inside(tokens[present], depth)
         if kind.kind == "array":
-            values = self._column(kind.children[0], items, rows[present[owners]], depth + 1)
+            values = self._column(kind.children[0], items, cells.elements(present[owners]), depth + 1)
             return pa.ListArray.from_arrays(offsets_of(present[owners], len(tokens)), values, type=arrow, mask=mask)
         key_type, item_type = kind.children
-        keys = self._primitive(key_type).decided(self._key_texts(items), self._unit)
+        names = self._key_texts(items)
+        keys = self._primitive(key_type).decided(names, self._unit)
         valid = keys.is_valid().to_numpy(zero_copy_only=False)
-        self.undecided[rows[present[owners[~valid]]]] = True
-        keys, owners, items = keys.filter(pa.array(valid)), owners[valid], items[valid]
+        self.undecided[cells.rows[present[owners[~valid]]]] = True
+        names, keys = names.filter(pa.array(valid)), keys.filter(pa.array(valid))
+        owners, items = owners[valid], items[valid]
         again = replaced_entries(owners, keys)
         if len(again) and key_type.kind == "string":  # other keys can be equal although their texts differ
             kept = np.delete(np.arange(len(owners)), again)
-            keys, owners, items = keys.take(pa.array(kept)), owners[kept], items[kept]
+            names, keys, owners, items = names.take(kept), keys.take(kept), owners[kept], items[kept]
         else:
-            self.undecided[rows[present[owners[again]]]] = True
-        values = self._column(item_type, items + np.int32(2), rows[present[owners]], depth + 1)
+            self.undecided[cells.rows[present[owners[again]]]] = True
+        values = self._column(item_type, items + np.int32(2), cells.items(present[owners], names), depth + 1)
         offsets = offsets_of(present[owners], len(tokens))
         return pa.MapArray.from_arrays(offsets, keys, values, type=arrow, mask=mask)
 
@@ -521,6 +577,12 @@ class _Columns:
             decimals = self._decimal_texts.take(pa.array(places[is_decimal]))
             texts = pc.replace_with_mask(texts, pa.array(is_decimal), decimals)
         return spread(texts, present, len(tokens)), failed
+
+    def _values(self, tokens: Ints) -> Iterator[object]:
+        """Yield the JSON values of strings and scalars, which are neither null nor _MISSING."""
+        is_string = (self._tape.kind[tokens] == STRING).tolist()
+        for text, quoted in zip(self._python_texts(tokens), is_string, strict=True):
+            yield text if quoted else _scalar(text)
 
     def _python_texts(self, tokens: Ints) -> list[str]:
         """Return what `_texts` does for tokens other than _MISSING, with unpaired surrogates."""
