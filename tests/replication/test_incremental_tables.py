@@ -15,7 +15,6 @@ from ingestd.hive.objects import (
     PartitionObject,
     TableObject,
     add_partitions,
-    alter_table,
     drop_table,
     find_partitions,
     rename_partition,
@@ -53,20 +52,6 @@ def _fill(following: Following, *tables: str) -> None:
 
 def _target_tables(following: Following) -> list[str]:
     return table_names(following.replica.target.metastore, following.target)
-
-
-def test_tables_when_one_is_in_a_storage_that_is_not_supported_then_all_are_dropped(following: Following) -> None:
-    source, target = following.replica.source.metastore, following.replica.target.metastore
-    for table in ("a", "b"):
-        make_table(source, following.name(table))
-    following.cycle()
-    copied = table_of(target, TableName(following.target, "a"))
-    elsewhere = f"http://localhost:1{local_path(copied.location)}"
-    alter_table(target, copied.name, copied.copied(copied.name, elsewhere, copied.parameters))
-    for table in ("a", "b"):
-        drop_table(source, following.name(table), delete_data=True)
-    following.cycle()
-    assert _target_tables(following) == []
 
 
 def test_table_when_compacted_before_the_dump_then_the_cycle_copies_it(following: Following) -> None:
