@@ -258,6 +258,16 @@ def test_decode_when_fields_are_groups_then_they_are_read_and_skipped_with_a_lim
     assert {reason for _, _, reason in reasons(decoded)} == {f"{WRONG} groups nest deeper than 100 levels"}
 
 
+def test_decode_when_groups_begin_at_different_fields_then_each_is_in_its_own_record() -> None:
+    item = message("Item", [Field("x", 1, "int32")], syntax="proto2")
+    row = message(
+        "Row", [Field("a", 1, "int32"), Field("g", 2, ".shop.Item", "repeated", is_group=True)], syntax="proto2"
+    )
+    decoder = decoder_of(file_of(row, item, syntax="proto2"), columns_of(a="int", g="array<struct<x:int>>"))
+    values = [(b"\x08\x05" if number % 2 else b"") + bytes([0x13, 0x08, number, 0x14]) for number in range(127)]
+    assert [row["g"] for row in rows_of(decoder.decode(values))] == [[{"x": number}] for number in range(127)]
+
+
 @pytest.mark.parametrize("count", [1, 40])
 @pytest.mark.parametrize(
     ("value", "reason"),

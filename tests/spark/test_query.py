@@ -26,7 +26,7 @@ from ingestd.ingest.stage.exchange import packed
 from ingestd.schema import Column, HiveType
 from ingestd.spark.engine import Engine, EngineLimits, JobGroup
 from ingestd.spark.errors import JobFailed, QueryFailed, WorkerLost
-from ingestd.spark.queries import require_version, unset_properties
+from ingestd.spark.queries import require_version
 from ingestd.spark.query import Batches, Exchange, Query
 from ingestd.spark.session import Session
 from tests.support.daemon import shared_engine
@@ -141,13 +141,6 @@ def test_query_when_spark_is_too_old_then_it_is_refused() -> None:
     require_version("4.0.1")
     with pytest.raises(ConfigError, match=r"need Spark 4, but this is Spark 3\.5\.9"):
         require_version("3.5.9")
-
-
-def test_settings_when_spark_has_stopped_then_to_remove_them_does_not_hide_the_error_of_the_job() -> None:
-    stopped = SparkContext.__new__(SparkContext)  # without a JVM, as after its end
-    with pytest.raises(AttributeError):
-        stopped.setLocalProperty("spark.sql.ansi.enabled", "true")
-    unset_properties(stopped, ["spark.sql.ansi.enabled"])
 
 
 def test_query_when_examined_then_the_columns_of_the_result_are_known(engine: Engine) -> None:

@@ -26,11 +26,12 @@ _TINY_HINTS = (  # each begins with a literal, which makes the search fast
     re.compile(rb'E-(?<=[0-9.]E-)[0-9]{2,}"?[ \t\r]*[,}]'),
     re.compile(rb"\.[0-9]{29}"),
 )
+# Each digit can be matched in one way only: otherwise the time of a search grows with the square of their number.
 _TINY = re.compile(
-    rb'[:,\[][ \t\r]*"?[+-]?[0-9]*\.?[0-9]*[eE]-[0-9]{2,}"?[ \t\r]*[,}]|[:,\[][ \t\r]*"?[+-]?[0-9]*\.[0-9]{29}'
+    rb'[:,\[][ \t\r]*"?[+-]?[0-9]*(?:\.[0-9]*)?[eE]-[0-9]{2,}"?[ \t\r]*[,}]|[:,\[][ \t\r]*"?[+-]?[0-9]*\.[0-9]{29}'
 )
 _EXPONENT_HINTS = (re.compile(rb"e(?<=[0-9.]e)\+?[0-9]"), re.compile(rb"E(?<=[0-9.]E)\+?[0-9]"))
-_EXPONENT = re.compile(rb'[:,\[][ \t\r]*"?[+-]?([0-9]*)\.?[0-9]*[eE]\+?([0-9]+)"?[ \t\r]*[,}]')
+_EXPONENT = re.compile(rb'[:,\[][ \t\r]*"?[+-]?([0-9]*)(?:\.[0-9]*)?[eE]\+?([0-9]+)"?[ \t\r]*[,}]')
 _MAX_DIGITS = 38
 _SECOND_ROOT = re.compile(rb"null[ \t\r]*\{")
 
