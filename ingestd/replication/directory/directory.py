@@ -217,11 +217,9 @@ class DumpDirectory:
 
     def complete_until(self, dump: Dump, metadata: DumpMetadata) -> int:
         """Return the Unix time of the source up to which a finished dump contains everything."""
-        file = child(child(dump.uri, metadata.payload or ""), UNTIL_FILE)
-        try:
-            return decode_until(self._storage.read(file), file)
-        except NotFound:
-            return dump.state.began
+        file = _in_manifest(dump, metadata, UNTIL_FILE)
+        content = self._find(file)
+        return dump.state.began if content is None else decode_until(content, file)
 
     def finish_load(self, dump: Dump) -> None:
         """Let the source begin the next dump."""
@@ -293,11 +291,8 @@ class DumpDirectory:
 
     def _fingerprint(self, dump: Dump, metadata: DumpMetadata) -> str:
         """Return the fingerprint of the last event of a finished dump; '' if an earlier release has made it."""
-        file = child(child(dump.uri, metadata.payload or ""), FINGERPRINT_FILE)
-        try:
-            return self._storage.read(file).decode(errors="replace")
-        except NotFound:
-            return ""
+        content = self._find(_in_manifest(dump, metadata, FINGERPRINT_FILE))
+        return "" if content is None else content.decode(errors="replace")
 
     def _announce(self, dump: Dump, keep: int = 0) -> None:
         self._show_external(dump)
@@ -338,10 +333,20 @@ class DumpDirectory:
             )
 
     def _owner(self, file: str) -> Owner | None:
+        content = self._find(file)
+        return None if content is None else Owner.decode(content, file)
+
+    def _find(self, file: str) -> bytes | None:
+        """Return the content of a file, or None if it does not exist."""
         try:
-            return Owner.decode(self._storage.read(file), file)
+            return self._storage.read(file)
         except NotFound:
             return None
+
+
+def _in_manifest(dump: Dump, metadata: DumpMetadata, name: str) -> str:
+    """Return the URI of a file in the manifest of a finished dump."""
+    return child(child(dump.uri, metadata.payload or ""), name)
 
 
 def _number_after(dumps: Sequence[Dump]) -> int:
