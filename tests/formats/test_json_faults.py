@@ -319,3 +319,15 @@ def test_read_when_names_have_other_cases_then_the_rows_are_those_of_each_record
     for row, value in enumerate(values):
         if not undecided[row]:
             assert list(batch.slice(row, 1).to_pylist()[0].values()) == list(one.decode_record(value))
+
+
+def test_decode_when_a_text_has_a_million_digits_beside_exponents_then_the_rows_are_stored() -> None:
+    """A search whose time grew with the square of the number of digits would take hours."""
+    decoder, digits = JsonDecoder(columns_of(note="string", amount="decimal(10,2)")), "7" * 1_000_000
+    values = [f'{{"note":"{digits}","amount":{amount}}}'.encode() for amount in ("1e2", "1E+2", "100e-02")]
+    rows = rows_of(decoder.decode(values))
+    assert [(len(row["note"]), str(row["amount"])) for row in rows] == [
+        (1_000_000, "100.00"),
+        (1_000_000, "100.00"),
+        (1_000_000, "1.00"),
+    ]

@@ -10,6 +10,7 @@ from py4j.protocol import Py4JError
 
 from ingestd.spark.engine import Engine, JobGroup
 from ingestd.spark.errors import EngineLost, calling
+from ingestd.spark.queries import unset_properties
 from ingestd.spark.session import Session
 from tests.support.patience import LIMIT
 
@@ -26,6 +27,7 @@ def run_in_stopped_session() -> None:
         context.stop()
         with pytest.raises(Py4JError, match="Spark was stopped"), calling(context):
             context.setLocalProperty("spark.scheduler.pool", "stopped")
+        unset_properties(context, ["spark.sql.ansi.enabled"])  # raises nothing, so the error of the job is not hidden
         engine.await_tasks(group)
         with pytest.raises(EngineLost) as lost:
             engine.run(group, str, [1])
