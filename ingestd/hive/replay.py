@@ -98,8 +98,8 @@ class Replay:
         self._metastore = metastore
         self._database = database
         self._accepts_gaps = accepts_gaps
-        # The number of further attempts to open a transaction, after the first one. It increases if the mapping of such
-        # an attempt has outlived its transaction.
+        # The number of the next attempt to open a transaction whose first attempt has failed. It increases when an
+        # attempt with it has failed, too.
         self._unused = 1 + secrets.randbelow(_NUMBERS)
         self._open: dict[int, _Opened] | None = None
         self._allocated: set[tuple[int, TableName, int]] = set()

@@ -145,7 +145,7 @@ def scan(messages: Messages, wanted: Collection[int]) -> dict[int, Tokens]:
         else:
             at, ends, owners = step.ends[live], ends[live], owners[live]
     alone += zip(at.tolist(), ends.tolist(), owners.tolist(), strict=True)
-    alone.sort()  # occurrences are in the order of their positions, and each step has found some of these
+    alone.sort()  # each step has appended its own, but the callers need occurrences in the order of their positions
     for number, tokens in _scan_each(messages.place.records.text, alone, occurrences, failures):
         occurrences[number].append(tokens)
     # In the order of their positions, so that the first cause does not depend on other records.
