@@ -161,10 +161,13 @@ class PartitionExpression:
         return source.length if self.function == "substr" and source.length else _UNLIMITED  # upper("ß") is "SS"
 
     def _truncated(self, array: pa.Array) -> pa.Array:
-        """Return dates, or timestamps without the part that the pattern does not show."""
+        """Return dates, or timestamps in microseconds without the part that the pattern does not show.
+
+        The hour or the minute in which the range of nanoseconds begins does not begin inside of it.
+        """
         for token, unit in _UNITS.items():
             if token in self.tokens:
-                return pc.floor_temporal(array, unit=unit)
+                return pc.floor_temporal(_in_microseconds(array), unit=unit)
         return pc.cast(array, pa.date32())
 
     def _formatted(self, array: pa.Array) -> pa.Array:
@@ -197,6 +200,16 @@ def _tokens(text: str) -> tuple[str, ...]:
     if not any(token in _FIELDS for token in tokens):
         raise ValueError("the pattern of date_format must contain yyyy, MM, dd, HH, mm or ss")
     return tokens
+
+
+def _in_microseconds(array: pa.Array) -> pa.Array:
+    """Return timestamps rounded down to microseconds, also those before 1970."""
+    if array.type.unit != "ns":
+        return array
+    numbers = array.view(pa.int64())
+    quotients = pc.divide(numbers, 1000)  # rounded toward 0
+    is_above = pc.greater(pc.multiply(quotients, 1000), numbers)
+    return pc.subtract(quotients, pc.cast(is_above, pa.int64())).view(pa.timestamp("us"))
 
 
 def _of_distinct(function: Callable[[pa.Array], pa.Array], array: pa.Array) -> pa.Array:

@@ -78,6 +78,23 @@ def test_evaluate_when_timestamps_have_nanoseconds_then_they_are_not_rounded() -
     ]
 
 
+@pytest.mark.parametrize("text", [
+    "year(ts)", "hour(ts)", "minute(ts)", "to_date(ts)", "date_format(ts, 'yyyy-MM-dd')", "date_format(ts, 'MM-dd HH')",
+    "date_format(ts, 'yyyy HH:mm')", "date_format(ts, 'yyyy ss')",
+])  # fmt: skip
+def test_evaluate_when_nanoseconds_are_at_the_ends_of_their_range_then_values_are_those_of_microseconds(
+    text: str,
+) -> None:
+    whole = pa.array([-(2**63) // 1000 + 1, None, -1, 0, (2**63 - 1) // 1000], pa.timestamp("us"))
+    beyond = pa.array([-(2**63) + 1, -999_999_001, 2**63 - 1], pa.timestamp("ns"))
+    expression, target = _parsed(text), HiveType.parse("string")
+    found = expression.evaluate(target, pa.concat_arrays([whole.cast(pa.timestamp("ns")), beyond]))
+    lower = pa.array([-(2**63) // 1000, -1_000_000, (2**63 - 1) // 1000], pa.timestamp("us"))
+    assert found.to_pylist() == expression.evaluate(target, pa.concat_arrays([whole, lower])).to_pylist()
+    if text == "date_format(ts, 'MM-dd HH')":
+        assert found.to_pylist()[:5] == ["09-21 00", None, "12-31 23", "01-01 00", "04-11 23"]
+
+
 @pytest.mark.parametrize("text", ["2026-01-01", "", "a(b", "Berlin (West)", "(x)", "7"])
 def test_parse_when_the_text_is_no_call_then_it_is_a_value(text: str) -> None:
     assert PartitionExpression.parse(text) is None
