@@ -81,8 +81,9 @@ def schemas(draw: st.DrawFn) -> tuple[FileDescriptorProto, list[Column]]:
         if shape == "map":
             options["key"] = draw(st.sampled_from(KEYS))
             hive = f"map<{HIVE[options['key']]},{hive}>"
-        elif shape == "group" and syntax == "proto2" and kind == ".shop.Inner":
-            options["is_group"] = True
+        elif shape == "group" and syntax == "proto2":
+            kind, options = ".shop.Inner", {"is_group": True, "label": draw(st.sampled_from(["optional", "repeated"]))}
+            hive = f"array<{HIVE[kind]}>" if options["label"] == "repeated" else HIVE[kind]
         elif shape in ("optional", "repeated"):
             options["label"] = shape
             hive = f"array<{hive}>" if shape == "repeated" else hive
@@ -144,27 +145,28 @@ def rows_by_record(decoded: DecodeResult, count: int) -> list[Any]:
     return [None if record in failed else next(rows) for record in range(count)]
 
 
-def assert_as_google(file: FileDescriptorProto, columns: list[Column], records: list[bytes], repeated: int) -> None:
+def assert_as_google(file: FileDescriptorProto, columns: list[Column], records: list[bytes]) -> None:
     decoder = decoder_of(file, columns)
-    decoded = decoder.decode(records * repeated)
+    decoded = decoder.decode(records)
     reasons = {reject.row: (reject.column, reject.reason) for reject in decoded.rejects}
-    found = rows_by_record(decoded, len(records) * repeated)
     kind = class_of(file)
-    wanted = [expected(kind, columns, value) for value in records]
-    for number, (row, reference) in enumerate(zip(found, wanted * repeated, strict=True)):
+    references = {value: expected(kind, columns, value) for value in records}
+    for number, (value, row) in enumerate(zip(records, rows_by_record(decoded, len(records)), strict=True)):
+        reference = references[value]
         # Google's parser accepts the tag 0 inside groups of unknown fields.
         if row is None and "a tag is invalid" in reasons[number][1]:
             continue
         if row is None and "fields of the record are unknown" in reasons[number][1]:
-            parsed = kind.FromString(records[number % len(records)])
+            parsed = kind.FromString(value)
             assert len(UnknownFieldSet(parsed)) > 0
             assert not parsed.ListFields()
             continue
         compared = row and reference and {name: row[name] for name in reference}
-        assert empty_as_dict(columns, compared) == empty_as_dict(columns, reference), records[number % len(records)]
-        assert (row is None) == (reference is None), records[number % len(records)]
-    alone = [decoder.decode([value]).rejects for value in records] * repeated
-    assert reasons == {row: (each[0].column, each[0].reason) for row, each in enumerate(alone) if each}
+        assert empty_as_dict(columns, compared) == empty_as_dict(columns, reference), value
+        assert (row is None) == (reference is None), value
+    alone = {value: decoder.decode([value]).rejects for value in references}
+    rejects = [alone[value] for value in records]
+    assert reasons == {row: (each[0].column, each[0].reason) for row, each in enumerate(rejects) if each}
 
 
 def empty_as_dict(columns: list[Column], row: dict[str, Any] | None) -> Any:
@@ -175,28 +177,62 @@ def empty_as_dict(columns: list[Column], row: dict[str, Any] | None) -> Any:
     return {name: {} if name in maps and not value else comparable(value) for name, value in row.items()}
 
 
+@st.composite
+def batches(draw: st.DrawFn, parts: Sequence[bytes], count: int) -> list[bytes]:
+    """Return records, each of which consists of some of the parts in any order. They differ from each other.
+
+    The parts of two messages in a row are a message, so records have the same fields at different places.
+    """
+    numbers = st.lists(st.integers(0, len(parts) - 1), max_size=3)
+    random = draw(st.randoms(use_true_random=False))
+    kinds = [b"".join(parts[number] for number in draw(numbers)) for _ in range(6)]
+    return [*parts, *random.choices(kinds, k=count)]
+
+
 @settings(max_examples=40, deadline=None)
-@given(schema=schemas(), records=st.lists(MESSAGES, min_size=1, max_size=5), repeated=st.sampled_from([1, 70]))
+@given(data=st.data(), schema=schemas(), count=st.sampled_from([0, 150]))
 def test_decode_when_schema_is_random_then_rows_are_those_of_googles_parser(
-    schema: tuple[FileDescriptorProto, list[Column]], records: list[bytes], repeated: int
+    data: st.DataObject, schema: tuple[FileDescriptorProto, list[Column]], count: int
 ) -> None:
     file, columns = schema
     assert {*options_of(file).columns(None, [])} == {*columns}
-    assert_as_google(file, columns, records, repeated)
+    parts = data.draw(st.lists(MESSAGES, min_size=1, max_size=5))
+    assert_as_google(file, columns, data.draw(batches(parts, count)))
+
+
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
+def test_decode_when_records_have_groups_at_different_places_then_rows_are_those_of_googles_parser(
+    data: st.DataObject,
+) -> None:
+    item = message("Item", [Field("x", 1, "int32")], syntax="proto2")
+    chosen = [
+        Field("a", 1, "int32", "optional"),
+        Field("r", 2, "int64", "repeated"),
+        Field("g", 3, ".shop.Item", "repeated", is_group=True),
+        Field("o", 4, ".shop.Item", "optional", is_group=True),
+    ]
+    kinds = {"a": "int", "r": "array<bigint>", "g": "array<struct<x:int>>", "o": "struct<x:int>"}
+    file = file_of(message("Row", chosen, syntax="proto2"), item, syntax="proto2")
+    places = [(3, 1), (3, 2), (3, 3), (4, 4), (4, 5), (5, 6)]
+    groups = [tag(number, 3, tag(1, 0, varint(x))) + tag(number, 4, b"") for number, x in places]
+    parts = [tag(1, 0, varint(5)), tag(2, 0, varint(7)), *groups]
+    columns = [Column(name, HiveType.parse(kind)) for name, kind in kinds.items()]
+    assert_as_google(file, columns, data.draw(batches(parts, 100)))
 
 
 @settings(max_examples=30, deadline=None)
-@given(data=st.data(), schema=schemas(), value=MESSAGES, repeated=st.sampled_from([1, 70]))
+@given(data=st.data(), schema=schemas(), value=MESSAGES, count=st.sampled_from([0, 150]))
 def test_decode_when_messages_are_damaged_then_each_is_a_row_of_googles_parser_or_a_reject(
-    data: st.DataObject, schema: tuple[FileDescriptorProto, list[Column]], value: bytes, repeated: int
+    data: st.DataObject, schema: tuple[FileDescriptorProto, list[Column]], value: bytes, count: int
 ) -> None:
-    records = [
+    parts = [
         data.draw(st.binary(max_size=20)),
         value[: data.draw(st.integers(0, len(value)))],
         value + data.draw(st.binary(max_size=3)),
         *(_with_byte(value, data.draw(st.integers(0, 1000)), data.draw(st.integers(0, 255))) for _ in range(4)),
     ]
-    assert_as_google(*schema, records, repeated)
+    assert_as_google(*schema, data.draw(batches(parts, count)))
 
 
 def _with_byte(value: bytes, place: int, byte: int) -> bytes:
