@@ -213,10 +213,33 @@ def _letter_faults(
     if letters.topic in mapping.topics:
         what = "must not be a topic of the mapping, which would read its own dead letters"
         yield ConfigError(what, where=f"{path}.topic", hint="choose another topic")
+    elif loop := _letter_loop(document, mapping):
+        what = f"closes a loop: a dead letter that is rejected again returns through the mappings {', '.join(loop)}"
+        yield ConfigError(what, where=f"{path}.topic", hint="choose a topic that none of these mappings reads")
     for other in document.mappings:
         if letters.table == other.table:
             what = f"must not be the table of the mapping {other.name}"
             yield ConfigError(what, where=f"{path}.table", hint=f"set {path}.table to another table")
+
+
+def _letter_loop(document: Document, mapping: MappingOptions) -> list[str]:
+    """Return the names of the mappings through which dead letters of a mapping return to it, [] if they do not."""
+    paths = [[mapping]]
+    seen = {mapping.name}
+    for path in paths:
+        last = path[-1]
+        if last.dead_letter is None or not last.dead_letter.topic:
+            continue
+        for reader in document.mappings:
+            is_same_cluster = reader.kafka["bootstrap.servers"] == last.kafka["bootstrap.servers"]
+            if last.dead_letter.topic not in reader.topics or not is_same_cluster:
+                continue
+            if reader is mapping:
+                return [each.name for each in path]
+            if reader.name not in seen:
+                seen.add(reader.name)
+                paths.append([*path, reader])
+    return []
 
 
 def _missing_registry(document: Document) -> Iterator[ConfigError]:

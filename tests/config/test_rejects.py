@@ -61,6 +61,26 @@ def test_dead_letter_when_its_keys_contradict_each_other_then_each_fault_is_name
     assert options.dead_letter == DeadLetterOptions("dead", TableName("web", "dead"))
 
 
+def test_dead_letter_when_mappings_read_the_letters_of_each_other_then_each_loop_is_refused() -> None:
+    def mapping(name: str, topic: str, dead: str, **keys: Any) -> dict[str, Any]:
+        letters = {"on_error": "dead_letter", "dead_letter": {"topic": dead}}
+        return {"name": name, "topics": [topic], "table": f"web.{name}", **letters, **keys}
+
+    def validated(*mappings: dict[str, Any]) -> None:
+        kafka = {"bootstrap.servers": "b:9092"}
+        validate(Settings({"metastore": {"uri": "thrift://m:9083"}, "kafka": kafka, "mappings": list(mappings)}))
+
+    chain = mapping("a", "x", "y"), mapping("b", "y", "z")
+    validated(*chain, mapping("c", "z", "end"))
+    validated(*chain, mapping("c", "z", "x", kafka={"bootstrap.servers": "other:9092"}))
+    with pytest.raises(ConfigError) as caught:
+        validated(*chain, mapping("c", "z", "x"), mapping("d", "v", "x"))
+    text = str(caught.value)
+    assert "mappings[0].dead_letter.topic: closes a loop: a dead letter that is rejected again returns through" in text
+    assert "through the mappings a, b, c" in text
+    assert "mappings[3]" not in text
+
+
 def test_dead_letter_when_missing_then_is_a_table_beside_that_of_the_mapping() -> None:
     letters = _options({"on_error": "dead_letter", "format": {"tombstones": "dead_letter"}}).dead_letter
     assert letters == DeadLetterOptions(table=TableName("web", "clicks_rejects"))
