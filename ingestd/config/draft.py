@@ -62,11 +62,19 @@ class Draft:
         return [*self.notes, *(_describe(self.match) if self.match else ())]
 
     def _comments(self) -> list[str]:
-        lines = [f"# {line}" for line in self.remarks]
+        lines = [f"# {line}" for remark in self.remarks for line in _printable_lines(remark)]
         if self.statement:
             lines += ["# The table does not exist. Create it in Hive, for example with types taken from the sample:"]
-            lines += [f"#   {line}" for line in f"{self.statement};".splitlines()]
+            lines += [f"#   {line}" for line in _printable_lines(f"{self.statement};")]
         return lines
+
+
+def _printable_lines(text: str) -> list[str]:
+    """Return the lines of a text, with other characters that are not printable escaped: YAML allows no control ones."""
+    return [
+        "".join(character if character.isprintable() else ascii(character)[1:-1] for character in line)
+        for line in text.splitlines()
+    ]
 
 
 def _describe(match: Match) -> list[str]:
