@@ -38,6 +38,11 @@ def load_lease(target: Cluster, database: str) -> HeldLease:
     return HeldLease(target.metastore, TableName(database, "ingestd_load"), f"load into the database {database}")
 
 
+def owner_of_copies(target: Cluster, database: str) -> str:
+    """Return whose the copies of external tables of a database are, as `copying/mirror.py` records it."""
+    return f"the database {database} of the metastore {target.metastore.call('get_metastore_db_uuid')}"
+
+
 def drop_copy(target: Cluster, table: TableObject) -> None:
     """Drop a table of the target, with its files if they are in the warehouse.
 

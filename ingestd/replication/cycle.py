@@ -30,6 +30,7 @@ from ingestd.replication.load.incremental import IncrementalLoadOptions, ReplayS
 from ingestd.replication.load.table_load import LoadStep
 from ingestd.replication.statements.statements import ReplDump, ReplLoad
 from ingestd.spark.engine import Engine
+from ingestd.storage.contract import split
 
 T = TypeVar("T")
 
@@ -236,7 +237,8 @@ def _marking(directory: DumpDirectory, begun: Dump, step: Step, run: Callable[[]
 def _check_bases(target: Cluster, statement: ReplLoad, base: str, others: Mapping[str, ReplLoad]) -> None:
     """Raise ConfigError if external tables of another source may be in the same place as those of this policy.
 
-    Databases of one metastore may share a base directory: their tables have different paths.
+    Databases of one metastore may share a base directory, but their tables may have equal paths in two storages; then
+    the record of a copy tells whose it is. A base directory inside another one would be part of other tables' paths.
     """
     source = _source_of(target, statement)
     for name, other in sorted(others.items()):
@@ -248,6 +250,12 @@ def _check_bases(target: Cluster, statement: ReplLoad, base: str, others: Mappin
                 f"the base directory overlaps with {place} of the policy {name}, which loads from another source",
                 where=base,
                 hint="give each source its own base directory; tables with equal paths would overwrite each other",
+            )
+        if split(place).levels != split(base).levels:
+            raise ConfigError(
+                f"the base directory is inside or around {place}, that of the policy {name}",
+                where=base,
+                hint="give both policies the same base directory, or two of which neither contains the other",
             )
 
 

@@ -1,7 +1,8 @@
 """Which directories of external tables are copied, and where they are on the target.
 
 Invariant: no two directories of one or several sources are copied to the same place. A target location is the base
-directory of its policy followed by the path of the source location, without scheme and authority.
+directory of its policy followed by the path of the source location, without scheme and authority. `mirrors` compares
+the directories of one source database, and the records of copies (`copying/mirror.py`) those of several.
 
 Source: `hive.repl.replica.external.table.base.dir` and `_external_tables_info` of Hive's replication.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from ingestd.storage.local import local_path
 from ingestd.storage.storages import Storages
 from tests.support.replica import Replica
 from tests.support.replica_following import write
-from tests.support.replica_policies import Pair
+from tests.support.replica_policies import Pair, new_pair
 from tests.support.replica_tables import EXTERNAL, make_database, make_table
 
 
@@ -115,8 +116,45 @@ def test_load_when_its_base_directory_is_that_of_another_source_then_is_refused(
         ConfigError, match=r"overlaps with file:.*/inner of the policy theirs, which loads from another"
     ):
         cycle.load(target, load, others, None, Step(), pair.stop)
-    same_source = {"other": ReplLoad(pair.database, "x", inner), "unused": ReplLoad("nothing", "y", inner)}
-    cycle.load(target, load, same_source, None, Step(), pair.stop)
+    for source in (pair.database, "nothing"):
+        with pytest.raises(ConfigError, match=r"inside or around file:.*/inner, that of the policy nested"):
+            cycle.load(target, load, {"nested": ReplLoad(source, "x", inner)}, None, Step(), pair.stop)
+    same = {"other": ReplLoad(pair.database, "x", load.given), "unused": ReplLoad("nothing", "y", load.given)}
+    cycle.load(target, load, same, None, Step(), pair.stop)
+
+
+def test_load_when_another_database_has_an_external_table_at_its_place_then_is_refused(
+    replica: Replica, tmp_path: Path
+) -> None:
+    """Loads by hand do not know other policies, so nothing compares their base directories."""
+    folders = [tmp_path / number for number in "12"]
+    for folder in folders:
+        folder.mkdir()
+    first, second = (new_pair(replica, folder) for folder in folders)
+    nested = f"{tmp_path}/nested"
+    places = {first: Path(f"{nested}{tmp_path}/t"), second: tmp_path / "t"}
+    bases = {first: f"file:{replica.target.external}", second: f"file:{replica.target.external}{nested}"}
+    for pair, place in places.items():
+        place.mkdir(parents=True)
+        (place / pair.database).write_text("content")
+        make_table(
+            replica.source.metastore, TableName(pair.database, "e"), parameters=EXTERNAL, location=f"file:{place}"
+        )
+
+    def load(pair: Pair) -> None:
+        given = {"hive.repl.rootdir": pair.root_uri, "hive.repl.replica.external.table.base.dir": bases[pair]}
+        statement = ReplLoad(pair.database, pair.target, given)
+        cycle.load(pair.cluster(replica.target), statement, {}, None, Step(), pair.stop)
+
+    for pair in (first, second):
+        pair.dump()
+    load(first)
+    with pytest.raises(ConfigError, match=rf"is the copy of file:{places[first]} for the database {first.target} of"):
+        load(second)
+    copied = Path(f"{replica.target.external}{places[first]}")
+    assert [file.name for file in copied.iterdir() if not file.name.startswith(".")] == [first.database]
+    shutil.rmtree(copied)
+    load(second)
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import shutil
 import threading
@@ -174,6 +176,54 @@ def test_mirror_when_the_target_was_not_written_by_it_then_it_is_copied_although
     _put(local_root, "other/file", b"OTHERS")
     assert _update(local_root.storages, other).copied == 1
     assert _tree(local_root, pair.target) == {"file": b"OTHERS"}
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "is_same"),
+    [("t", "t", False), ("t", "t/p=1", False), ("t/p=1", "t", False), ("t", "t", True), ("t/p=1", "t", True)],
+)
+def test_mirror_when_another_owner_has_copied_to_its_place_then_is_refused_unless_from_the_same_source(
+    local_root: Root, theirs: str, ours: str, *, is_same: bool
+) -> None:
+    """A directory inside or around the place is another owner's as well."""
+    root = local_root
+    for bucket in ("a", "b"):
+        _put(root, f"{bucket}/t/p=1/{bucket}", b"content")
+
+    def update(path: str, bucket: str, owner: str) -> MirrorResult:
+        pair = Mirror(child(root.uri, bucket, path), child(root.uri, "base", path))
+        return Mirrors(root.storages, Copier(root.storages), owner=owner).update([pair])
+
+    update(theirs, "a", "the database first")
+    before = _tree(root, child(root.uri, "base"))
+    if is_same:
+        assert update(ours, "a", "the database second").removed == 0
+        return
+    with pytest.raises(ConfigError, match=r"the copy of .*/a/t.* for the database first") as refusal:
+        update(ours, "b", "the database second")
+    assert "different base directories; if nothing uses" in (refusal.value.hint or "")
+    assert _tree(root, child(root.uri, "base")) == before
+    update(theirs, "b", "the database first")  # the table has another location
+    assert set(_tree(root, child(root.uri, "base"))) == {"t/p=1/b"}
+    root.storages.at(root.uri).remove(child(root.uri, "base/t"))
+    update(ours, "a", "the database second")
+
+
+def test_mirror_when_an_earlier_release_has_copied_then_the_copy_gets_its_owner(local_root: Root, pair: Mirror) -> None:
+    _put(local_root, "source/file", b"content")
+    _update(local_root.storages, pair)
+    version = copied_versions(local_root.storages, pair)["file"]
+    lines = "\n".join(map(json.dumps, (pair.source, ["file", *version])))
+    _put(local_root, "target/.ingestd-mirror", gzip.compress(lines.encode()))
+
+    def update(source: str, owner: str) -> MirrorResult:
+        mirrors = Mirrors(local_root.storages, Copier(local_root.storages), owner=owner)
+        return mirrors.update([Mirror(source, pair.target)])
+
+    assert update(pair.source, "the database first").copied == 0
+    _put(local_root, "other/file", b"content")
+    with pytest.raises(ConfigError, match="for the database first"):
+        update(child(local_root.uri, "other"), "the database second")
 
 
 def test_mirror_when_stopped_then_nothing_is_removed_and_the_next_update_copies_only_the_rest(

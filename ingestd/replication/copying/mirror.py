@@ -5,9 +5,11 @@ source does not exist. In an object store, a directory exists if there is an obj
 creates for an empty directory. A file of the target is kept only if it has the source's length, and a record says that
 it was copied from this version of the source.
 
-The record is a hidden file of the target, so it disappears with it. Times of source and target are never compared,
-because their clocks differ. Files whose names begin with `_` or `.` are neither copied nor removed: Hive ignores them.
-Only what copies that were killed have left is removed from the target: their temporary files, and unfinished uploads.
+The record is a hidden file of the target, so it disappears with it. It names the source, and the owner of the copy: the
+database whose tables read it. A directory that another owner has copied from another source is refused, also if it is
+inside or around the target. Times of source and target are never compared, because their clocks differ. Files whose
+names begin with `_` or `.` are neither copied nor removed: Hive ignores them. Only what copies that were killed have
+left is removed from the target: their temporary files, and unfinished uploads.
 """
 
 from __future__ import annotations
@@ -17,12 +19,14 @@ import json
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
 from ingestd.acid.visibility import is_hidden
+from ingestd.errors import ConfigError
 from ingestd.replication.copying.copy import Copier, Progress
 from ingestd.replication.copying.transfer import TEMPORARY, CopyFile, Lost
 from ingestd.spark.engine import Engine, JobGroup
@@ -77,25 +81,37 @@ class MirrorResult:
 class _Tree:
     """The visible files and directories below a root by their relative paths; the root itself is not included.
 
-    `temporary` are files of copies, which are hidden.
+    `temporary` are files of copies, and `recorded` the directories with records; both kinds of files are hidden.
     """
 
     exists: bool = True
     files: dict[str, Version] = field(default_factory=dict)
     directories: set[str] = field(default_factory=set)
     temporary: set[str] = field(default_factory=set)
+    recorded: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """What a target has from its last update; `owner` is '' in the records of earlier releases."""
+
+    source: str
+    owner: str
+    versions: Mapping[str, Version]
 
 
 class Mirrors:
     """Makes directories equal to others. Thread-safe, except for overlapping directories.
 
-    With an engine, large trees are listed by Spark jobs.
+    `owner` says whose copies the targets are; '' lets the owner of each be. With an engine, large trees are listed by
+    Spark jobs.
     """
 
-    def __init__(self, storages: Storages, copier: Copier, engine: Engine | None = None) -> None:
+    def __init__(self, storages: Storages, copier: Copier, engine: Engine | None = None, owner: str = "") -> None:
         self._storages = storages
         self._copier = copier
         self._engine = engine
+        self._owner = owner
         self._access = None if engine is None else engine.share(storages)
 
     def update(
@@ -105,14 +121,20 @@ class Mirrors:
         stop: threading.Event | None = None,
         on_progress: Callable[[Progress], None] = lambda _: None,
     ) -> MirrorResult:
-        """Make each target equal to its source. Raises the errors of `Copier.copy`, and StorageUnavailable.
+        """Make each target equal to its source.
+
+        Raises ConfigError before it changes anything if a target, or a directory inside or around it, is a copy of
+        another source for another owner; the errors of `Copier.copy`, and StorageUnavailable. Two first updates of the
+        same target at the same time may both succeed; then the next ones are refused.
 
         A directory of `pairs` may be below another one only if a name between them is hidden. An update that fails or
         is killed is continued by the next one.
         """
         trees = self._trees([pair.source for pair in pairs] + [pair.target for pair in pairs])
+        records = self._own_records(pairs, trees)
         updates = [
-            _Update(self._storages, pair, trees[pair.source], trees[pair.target], self._copier) for pair in pairs
+            _Update(self._storages, pair, trees, self._copier, self._owner, records.get(pair.target.rstrip("/")))
+            for pair in pairs
         ]
         existing = [update for update in updates if update.source.exists]
         run_all([update.abort_uploads for update in existing], _THREADS)
@@ -129,6 +151,47 @@ class Mirrors:
             _log.warning("%s does not exist; the files in its copy %s are kept", pair.source, pair.target)
         copied = sum(done.file.length for done in result.copied)
         return MirrorResult(len(result.copied), copied, sum(removed), result.lost, missing)
+
+    def _own_records(self, pairs: Sequence[Mirror], trees: Mapping[str, _Tree]) -> dict[str, _Record]:
+        """Return the records of the targets. Raises ConfigError if one of their directories has another owner.
+
+        A record applies to the directories below its own one whose names are not hidden.
+        """
+        related: dict[str, list[Mirror]] = defaultdict(list)
+        for pair in pairs:
+            for directory in _visibly_around(pair.target):
+                related[directory].append(pair)
+            for path in trees[pair.target].recorded - {""}:
+                related[child(pair.target, path)].append(pair)
+        directories = sorted(related)
+        records = run_all([partial(self._record_at, directory) for directory in directories], _THREADS)
+        known = {place: record for place, record in zip(directories, records, strict=True) if record is not None}
+        for directory, record in known.items():
+            for pair in related[directory]:
+                self._require_own(pair, directory, record)
+        return known
+
+    def _record_at(self, directory: str) -> _Record | None:
+        try:
+            return _read_record(self._storages.at(directory), directory)
+        except PermissionDenied:  # above the base directory
+            return None
+
+    def _require_own(self, pair: Mirror, directory: str, record: _Record) -> None:
+        """Raise ConfigError if a record in `directory` is that of another owner's copy of another source."""
+        if not self._owner or not record.owner or record.owner == self._owner:
+            return
+        copies = [
+            [split(uri).levels for uri in uris] for uris in ((pair.target, pair.source), (directory, record.source))
+        ]
+        (outer, outer_source), (inner, inner_source) = sorted(copies, key=lambda copy: len(copy[0]))
+        if inner_source != outer_source + inner[len(outer) :]:
+            raise ConfigError(
+                f"{pair.source} would be copied to {pair.target}, but {directory} is the copy of {record.source} for "
+                f"{record.owner}",
+                where=f"external tables of {self._owner}",
+                hint=f"give the policies different base directories; if nothing uses {directory} any more, remove it",
+            )
 
     def close(self) -> None:
         """Remove what Spark has stored for this object, when no update is running. Never raises."""
@@ -155,6 +218,8 @@ class Mirrors:
                         below.append((root, inner))
                     elif _is_temporary(entry):
                         trees[root].temporary.add(inner)
+                    elif entry.name == _RECORD:
+                        trees[root].recorded.add(path)
                     else:
                         trees[root].files[inner] = Version(entry.size, entry.version)
             level = below
@@ -176,7 +241,7 @@ def _list_in_task(storages: Reference[Storages], directories: Sequence[str]) -> 
 
 
 def _list(storages: Storages, directories: Sequence[str]) -> list[list[Entry] | None]:
-    """Return the visible entries of each directory, and temporary files; None for one that does not exist."""
+    """Return the visible entries of each directory, temporary files and records; None for one that does not exist."""
 
     def entries(directory: str) -> list[Entry] | None:
         storage = storages.at(directory)
@@ -186,7 +251,7 @@ def _list(storages: Storages, directories: Sequence[str]) -> list[list[Entry] | 
             return None
         if not listed and not storage.exists(directory):  # an object store cannot tell the difference in a listing
             return None
-        return [entry for entry in listed if not is_hidden(entry.name) or _is_temporary(entry)]
+        return [entry for entry in listed if not is_hidden(entry.name) or _is_temporary(entry) or _is_record(entry)]
 
     return run_all([partial(entries, directory) for directory in directories], _THREADS)
 
@@ -195,17 +260,33 @@ def _is_temporary(entry: Entry) -> bool:
     return entry.name.startswith(TEMPORARY) and not entry.is_directory
 
 
-class _Update:
-    """The update of one target, whose source exists. `files` are to be copied once `prepare` has returned."""
+def _is_record(entry: Entry) -> bool:
+    return entry.name == _RECORD and not entry.is_directory
 
-    def __init__(self, storages: Storages, pair: Mirror, source: _Tree, target: _Tree, copier: Copier) -> None:
+
+class _Update:
+    """The update of one target, whose source exists. `files` are to be copied once `prepare` has returned.
+
+    `recorded` is the record that the target has, if any.
+    """
+
+    def __init__(
+        self,
+        storages: Storages,
+        pair: Mirror,
+        trees: Mapping[str, _Tree],
+        copier: Copier,
+        owner: str,
+        recorded: _Record | None,
+    ) -> None:
         self.pair = pair
-        self.source = source
+        self.source = trees[pair.source]
         self.files: list[CopyFile] = []
-        self._target = target
+        self._target = trees[pair.target]
         self._storage = storages.at(pair.target)
         self._copier = copier
-        self._record: Mapping[str, Version] = {}
+        self._owner = owner
+        self._recorded = recorded
 
     def abort_uploads(self) -> None:
         """Abort the uploads that a killed copy has left, also of files that the source does not have any more.
@@ -228,12 +309,12 @@ class _Update:
         """
         self._remove_files(self._target.temporary)
         self._remove_obstacles()
-        self._record = _read_record(self._storage, self.pair)
+        recorded = _versions_of(self._recorded, self.pair.source)
         expected = dict(self.source.files)
         for path, version in self.source.files.items():
             there = self._target.files.get(path)
             is_stale = there is not None and there.length == version.length
-            if is_stale and self._record.get(path) == version:
+            if is_stale and recorded.get(path) == version:
                 continue
             if is_stale:
                 del expected[path]
@@ -278,13 +359,13 @@ class _Update:
         remove(child(self.pair.target, path))
 
     def _write_record(self, versions: Mapping[str, Version]) -> None:
-        if versions == self._record:
+        record = _Record(self.pair.source, self._owner, versions)
+        if record == self._recorded:
             return
         self._copier.check()
-        lines = [self.pair.source, *([path, *version] for path, version in sorted(versions.items()))]
-        content = gzip.compress("\n".join(map(json.dumps, lines)).encode(), _COMPRESSION)
+        content = gzip.compress(_text_of(record).encode(), _COMPRESSION)
         self._storage.replace(child(self.pair.target, _RECORD), BytesStream(content), f"{TEMPORARY}{uuid.uuid4().hex}")
-        self._record = versions
+        self._recorded = record
 
 
 def copied_versions(storages: Storages, pair: Mirror) -> dict[str, Version]:
@@ -295,26 +376,48 @@ def copied_versions(storages: Storages, pair: Mirror) -> dict[str, Version]:
     source, target, path = pair.source.rstrip("/"), pair.target.rstrip("/"), ""
     while True:
         try:
-            record = _read_record(storages.at(target), Mirror(source, target))
+            versions = _versions_of(_read_record(storages.at(target), target), source)
         except PermissionDenied:  # above the base directory
             return {}
-        if record:
-            return {name.removeprefix(path): version for name, version in record.items() if name.startswith(path)}
+        if versions:
+            return {name.removeprefix(path): version for name, version in versions.items() if name.startswith(path)}
         (source, _, name), (target, _, other) = source.rpartition("/"), target.rpartition("/")
         if name != other or not split(target).path.strip("/"):
             return {}
         path = f"{name}/{path}"
 
 
-def _read_record(storage: Storage, pair: Mirror) -> dict[str, Version]:
-    """Return the recorded versions by path; none if there is no record, or if it is of another source."""
+def _visibly_around(uri: str) -> Iterator[str]:
+    """Yield a directory, and those that contain it without a hidden name in between."""
+    place = uri.rstrip("/")
+    yield place
+    while split(place).path.strip("/"):
+        place, _, name = place.rpartition("/")
+        if is_hidden(name):
+            return
+        yield place
+
+
+def _read_record(storage: Storage, target: str) -> _Record | None:
+    """Return the record of a directory, None if it has none."""
     try:
-        first, *lines = gzip.decompress(storage.read(child(pair.target, _RECORD))).decode().splitlines()
+        first, *lines = gzip.decompress(storage.read(child(target, _RECORD))).decode().splitlines()
     except NotFound:
-        return {}
-    if json.loads(first) != pair.source:
-        return {}
-    return {path: Version(length, version) for path, length, version in map(json.loads, lines)}
+        return None
+    head = json.loads(first)
+    source, owner = (head, "") if isinstance(head, str) else head
+    return _Record(source, owner, {path: Version(length, version) for path, length, version in map(json.loads, lines)})
+
+
+def _text_of(record: _Record) -> str:
+    """Return the lines of a record: source and owner, then path, length and version of each file."""
+    lines = [[record.source, record.owner], *([path, *version] for path, version in sorted(record.versions.items()))]
+    return "\n".join(map(json.dumps, lines))
+
+
+def _versions_of(record: _Record | None, source: str) -> Mapping[str, Version]:
+    """Return the versions of the files that were copied from a source by path; none if the record is of another one."""
+    return record.versions if record is not None and record.source == source else {}
 
 
 def _parent(path: str) -> str:

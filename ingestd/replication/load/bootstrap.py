@@ -31,7 +31,7 @@ from ingestd.hive.attachments import FunctionObject, create_function, drop_funct
 from ingestd.hive.objects import DatabaseObject, change_database, create_database, find_database, table_names
 from ingestd.hive.replay import Replay
 from ingestd.hive.tables import TableName
-from ingestd.replication.cluster import Cluster, load_lease
+from ingestd.replication.cluster import Cluster, load_lease, owner_of_copies
 from ingestd.replication.copying.copy import Copier
 from ingestd.replication.copying.fence import Fence
 from ingestd.replication.copying.mirror import Mirrors
@@ -188,7 +188,8 @@ class _Load:
     def copy_external(self, copier: Copier, copied: Copied, stop: threading.Event) -> None:
         """Copy the directories of external tables; files that change meanwhile are copied by the next cycle."""
         if pairs := mirrors(read_directories(self.manifest), self.options.external_base):
-            copied.add(Mirrors(self.target.storages, copier).update(pairs, stop=stop))
+            owner = owner_of_copies(self.target, self.options.database)
+            copied.add(Mirrors(self.target.storages, copier, owner=owner).update(pairs, stop=stop))
 
     # --- what belongs to tables and the database
 

@@ -24,7 +24,7 @@ from ingestd.hive.objects import change_database, table_names
 from ingestd.hive.replay import Allocation, Replay
 from ingestd.hive.tables import TableName
 from ingestd.hive.write_ids import ValidTransactions
-from ingestd.replication.cluster import Cluster, load_lease
+from ingestd.replication.cluster import Cluster, load_lease, owner_of_copies
 from ingestd.replication.copying.copy import Copier, CopyStopped
 from ingestd.replication.copying.fence import Fence
 from ingestd.replication.copying.mirror import Mirrors
@@ -364,7 +364,8 @@ class _Load:
     def copy_external(self, copier: Copier, stop: threading.Event) -> None:
         """Copy the directories of external tables as they are now."""
         if pairs := mirrors(read_directories(self._manifest), self._options.external_base):
-            self._copied.add(Mirrors(self._target.storages, copier).update(pairs, stop=stop))
+            owner = owner_of_copies(self._target, self._options.database)
+            self._copied.add(Mirrors(self._target.storages, copier, owner=owner).update(pairs, stop=stop))
             self._options.observe(ReplayStep.EXTERNAL)
 
     # --- the end
