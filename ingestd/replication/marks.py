@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from ingestd.errors import ReplicationError
 from ingestd.hive import replay
 from ingestd.hive.objects import TableKind, TableObject
+from ingestd.storage.contract import child
 
 SOURCE_FOR = "repl.source.for"
 """On a source: the policies that dump it, separated by commas. Makes the change manager keep removed files."""
@@ -42,6 +43,9 @@ name, before or after it, has another id."""
 WITHOUT_DIRECTORY = "ingestd.repl.without.directory"
 """On a table or partition: `true` if it was copied as empty because its directory was missing. Perhaps the source's
 metastore had renamed the directory, and not yet the table or partition."""
+SOURCE_LOCATION = "ingestd.repl.source.location"
+"""On a partition of a transactional table: its directory on the source, unless that is where its name is below the
+directory of the table. The files of a partition that gets another directory are other files."""
 IN_WAREHOUSE = "ingestd.repl.in.warehouse"
 """On a table: `true` if it is a managed table without transactions on the source. A metastore 4 makes an external table
 of it, whose directory is in the warehouse, and contains nothing but the copy."""
@@ -76,6 +80,14 @@ def owns_files(table: TableObject) -> bool:
 def marks_of_kind(source: TableObject) -> dict[str, str]:
     """Return the marks of the copy of a table because of its kind on the source."""
     return {IN_WAREHOUSE: "true"} if source.kind is TableKind.MANAGED else {}
+
+
+def marks_of_location(table: str, name: str, location: str) -> dict[str, str]:
+    """Return the marks of the copy of a partition because of its `location` on the source.
+
+    `table` is the location of its table on the source, and `name` its escaped name.
+    """
+    return {} if location == child(table, name) else {SOURCE_LOCATION: location}
 
 
 def without_marks(parameters: Mapping[str, str]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from ingestd.hive.objects import (
     PartitionObject,
     TableObject,
     add_partitions,
+    alter_partitions,
     drop_table,
     find_partitions,
     rename_partition,
@@ -188,6 +189,35 @@ def test_external_table_when_it_becomes_transactional_then_the_cycle_copies_it(f
     write(side, name, INSERT)
     assert following.cycle().bootstrapped == ()
     assert_same(following)
+
+
+def test_partition_when_it_gets_another_directory_then_the_next_cycle_copies_its_table(
+    following: Following, tmp_path: Path
+) -> None:
+    side, name = following.replica.source, following.name("t")
+    make_table(side.metastore, name, partitioned=True)
+    insert(side, name, [(1, "a"), (2, "b")])
+    following.cycle()
+    (partition,) = find_partitions(side.metastore, name, ["day=a"])
+    place = tmp_path / "elsewhere"
+    place.mkdir()
+    elsewhere = partition.copied(name, f"file:{place}", partition.parameters)
+    alter_partitions(side.metastore, name, [elsewhere])
+    assert following.cycle().lost == ("t",)
+    assert following.cycle().bootstrapped == ("t",)
+    copied = TableName(following.target, "t")
+    assert read_rows(following.replica.target.metastore, copied) == read_rows(side.metastore, name) == [(2, "b")]
+
+    alter_partitions(side.metastore, name, [elsewhere.with_parameters({"another": "parameter"})])
+    insert(side, name, [(3, "a")])
+    report = following.cycle()
+    assert (report.lost, report.bootstrapped) == ((), ())
+    assert read_rows(following.replica.target.metastore, copied) == [(2, "b"), (3, "a")]
+
+    alter_partitions(side.metastore, name, [partition])
+    assert following.cycle().lost == ("t",)
+    following.cycle()
+    assert read_rows(following.replica.target.metastore, copied) == read_rows(side.metastore, name)
 
 
 def test_managed_table_without_transactions_when_written_then_each_cycle_copies_it(following: Following) -> None:

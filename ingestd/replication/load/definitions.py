@@ -10,6 +10,9 @@ renamed meanwhile may have been copied under neither name, and rows that were wr
 may be in neither partition of the copy, or the copy has a newer partition of the old name; then the table is lost. A
 copy that is newer than the table of the events has been dropped before (`_Load.drop_newer_tables`).
 
+A partition of a transactional table may get another directory, with other files. Not every event has the old one, so a
+copy keeps the directory of the source (SOURCE_LOCATION); if it changes, the table is lost.
+
 A change under the write id of a transaction that aborts is no TRUNCATE, and makes no statistics exact (`Outcomes`). If
 the transaction has not ended in this cycle, its statistics are not exact until the next change.
 """
@@ -57,7 +60,16 @@ from ingestd.replication.directory.event_records import EventRecord
 from ingestd.replication.exact_statistics import as_exact_as, inexact
 from ingestd.replication.external import target_location
 from ingestd.replication.load.target_objects import TargetObjects
-from ingestd.replication.marks import READ_ONLY, SETTLED, WITHOUT_DIRECTORY, owns_files, source_kind, without_marks
+from ingestd.replication.marks import (
+    READ_ONLY,
+    SETTLED,
+    SOURCE_LOCATION,
+    WITHOUT_DIRECTORY,
+    marks_of_location,
+    owns_files,
+    source_kind,
+    without_marks,
+)
 from ingestd.storage.contract import child
 
 _CONSTRAINTS = {
@@ -271,8 +283,13 @@ class Definitions:
         if existing is None:
             return
         described = [PartitionObject.parse(text) for text in message["partitionListJson"]]
+        source = TableObject.parse(message["tableObjJson"])
         copies = [
-            member.copied(existing.name, self._location(existing, member), without_marks(member.parameters))
+            member.copied(
+                existing.name,
+                self._location(existing, member),
+                {**without_marks(member.parameters), **_marks_of_location(source, member)},
+            )
             for member in described
         ]
         add_partitions(self._metastore, existing, copies)
@@ -298,6 +315,8 @@ class Definitions:
                 self._lose(table, f"the partition {existing_table.partition_name(before.values)} was renamed meanwhile")
             elif old is not None:
                 parameters = as_exact_as(_with_marks(after.parameters, old.parameters), old.parameters)
+                parameters.pop(SOURCE_LOCATION, None)
+                parameters |= _marks_of_location(TableObject.parse(message["tableObjJson"]), after)
                 renamed = after.copied(existing_table.name, old.location, parameters)
                 rename_partition(self._metastore, existing_table.name, before.values, renamed)
             return
@@ -314,6 +333,13 @@ class Definitions:
         existing = self._existing(table, [member.values for member in described])
         if len(existing) < len(described) and not self._accepts_missing:
             raise self._missing(f"{table.name.table}, a partition")
+        source = TableObject.parse(message["tableObjJson"])
+        for member in described:
+            marks = existing[member.values].parameters if member.values in existing else {}
+            if _marks_of_location(source, member).get(SOURCE_LOCATION, "") != marks.get(SOURCE_LOCATION, ""):
+                name = table.partition_name(member.values)
+                self._lose(table.name.table, f"the partition {name} is now at {member.location} on the source")
+                return
         write_id = write_id_of(message)
         if is_truncation(message):
             self._truncate(table, [table.partition_name(values) for values in existing], write_id)
@@ -403,6 +429,13 @@ class Definitions:
 
     def _drop_function(self, _table: str, message: _Message) -> None:
         drop_function(self._metastore, self._database, message["functionName"])
+
+
+def _marks_of_location(source: TableObject, partition: PartitionObject) -> dict[str, str]:
+    """Return the marks of the copy of a partition because of its location, for a table of the source."""
+    if not source.kind.is_transactional:
+        return {}
+    return marks_of_location(source.location, source.partition_name(partition.values), partition.location)
 
 
 def _with_marks(source: Mapping[str, str], target: Mapping[str, str]) -> dict[str, str]:

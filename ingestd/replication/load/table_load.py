@@ -56,6 +56,7 @@ from ingestd.replication.marks import (
     LOADING,
     WITHOUT_DIRECTORY,
     marks_of_kind,
+    marks_of_location,
     source_kind,
     without_marks,
 )
@@ -97,12 +98,13 @@ class Placed:
     """A table of the target: its location, and whether this dump had completed it before.
 
     `without_directory` contains the escaped names of the partitions whose directories were missing on the source, and
-    WHOLE_TABLE if that of the table was.
+    WHOLE_TABLE if that of the table was. `source` is the location on the source.
     """
 
     table: TableObject
     is_complete: bool
     without_directory: frozenset[str] = frozenset()
+    source: str = ""
 
     def location(self, partition: str) -> str:
         """Return the location of a partition, or of the table if `partition` is WHOLE_TABLE."""
@@ -166,8 +168,8 @@ class TableLoad:
         if existing is not None and existing.parameters.get(LOADING) != self.dump:
             self.drop(name)
             existing = None
+        table = TableObject.parse(record.text)
         if existing is None:
-            table = TableObject.parse(record.text)
             parameters = {**without_marks(table.parameters), **marks_of_kind(table), **self.marks}
             if WHOLE_TABLE in without_directory:
                 parameters[WITHOUT_DIRECTORY] = "true"
@@ -182,7 +184,9 @@ class TableLoad:
         is_special = name.table != record.table and not _PLAIN_NAME.fullmatch(record.table)
         if is_special and existing.location.endswith(f"/{name.table}"):
             existing = self._elsewhere(existing)
-        return Placed(existing, is_complete=False, without_directory=frozenset(without_directory))
+        return Placed(
+            existing, is_complete=False, without_directory=frozenset(without_directory), source=table.location
+        )
 
     def _elsewhere(self, table: TableObject) -> TableObject:
         """Give a new table a directory that has not its name, and return it.
@@ -277,12 +281,13 @@ class TableLoad:
         copies = []
         for record in records:
             partition = PartitionObject.parse(record.text)
-            location = (
-                target_location(partition.location, self.external_base)
-                if source_kind(placed.table) is TableKind.EXTERNAL
-                else placed.location(record.partition)
-            )
             parameters = {**without_marks(partition.parameters), CHECKPOINT: self.dump}
+            if source_kind(placed.table) is TableKind.EXTERNAL:
+                location = target_location(partition.location, self.external_base)
+            else:
+                location = placed.location(record.partition)
+                if placed.table.kind.is_transactional:
+                    parameters |= marks_of_location(placed.source, record.partition, partition.location)
             if record.partition in placed.without_directory:
                 parameters[WITHOUT_DIRECTORY] = "true"
             copies.append(partition.copied(placed.table.name, location, parameters))
