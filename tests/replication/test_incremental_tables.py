@@ -7,9 +7,12 @@ import signal
 from pathlib import Path
 from shutil import rmtree
 
+import pyarrow as pa
 import pytest
 from hive_metastore import ttypes
+from pyarrow import orc
 
+from ingestd.acid.layout import bucket_property
 from ingestd.hive.events import EventLog
 from ingestd.hive.objects import (
     PartitionObject,
@@ -37,6 +40,8 @@ from tests.support.replica_copying import new_copying
 from tests.support.replica_following import Following, place_files, write
 from tests.support.replica_rows import Rows, compact, insert, insert_batch, read_rows, table_of
 from tests.support.replica_tables import ACID, EXTERNAL, INSERT_ONLY, make_table
+
+_ACID_COLUMNS = ("operation", "originalTransaction", "bucket", "rowId", "currentTransaction")
 
 
 def _fill(following: Following, *tables: str) -> None:
@@ -188,6 +193,36 @@ def test_external_table_when_it_becomes_transactional_then_the_cycle_copies_it(f
     assert_same(following)
     write(side, name, INSERT)
     assert following.cycle().bootstrapped == ()
+    assert_same(following)
+
+
+def test_table_when_rebalanced_then_the_cycle_copies_it(following: Following) -> None:
+    """The calls are those of a worker of Hive, which gives the rows of both files the numbers 0 and 1."""
+    side, name = following.replica.source, following.name("t")
+    call = side.metastore.call
+    make_table(side.metastore, name)
+    insert(side, name, [(1, "a")], [(2, "b")])
+    following.cycle()
+    kind = ttypes.CompactionType.REBALANCE
+    call("compact2", ttypes.CompactionRequest(dbname=name.database, tablename=name.table, type=kind))
+    version = ttypes.FindNextCompactRequest(workerId="tests", workerVersion="4.2.0")
+    infos = iter(lambda: call("find_next_compact2", version).ci, None)
+    info = next(info for info in infos if info.dbname == name.database)
+    opened = ttypes.OpenTxnRequest(
+        num_txns=1, user=side.metastore.user, hostname="tests", txn_type=ttypes.TxnType.REBALANCE_COMPACTION
+    )
+    (txn_id,) = call("open_txns", opened).txn_ids
+    info.highestWriteId, info.runas = 2, side.metastore.user
+    call("update_compactor_state", info, txn_id)
+    rows = [(0, write_id, bucket_property(0, 0), number, write_id) for number, write_id in enumerate((1, 2))]
+    columns = dict(zip(_ACID_COLUMNS, map(list, zip(*rows, strict=True)), strict=True))
+    base = local_path(table_of(side.metastore, name).location) / f"base_0000002_v{txn_id:07d}"
+    base.mkdir()
+    values = [{"id": 1, "day": "a"}, {"id": 2, "day": "b"}]
+    orc.write_table(pa.table({**columns, "row": values}), base / "bucket_00000")
+    call("mark_compacted", info)
+    call("commit_txn", ttypes.CommitTxnRequest(txnid=txn_id))
+    assert following.cycle().bootstrapped == ("t",)
     assert_same(following)
 
 

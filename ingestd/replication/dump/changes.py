@@ -43,7 +43,8 @@ _OF_TABLE = frozenset((
 # After these, a table without transactions may have other rows. HiveServer2 sends INSERT for such tables only.
 _WITH_ROWS = frozenset(("CREATE_TABLE", "ADD_PARTITION", "INSERT"))
 # They change nothing that a target has.
-_WITHOUT_EFFECT = frozenset(("RELOAD", "COMMIT_COMPACTION_EVENT"))
+_WITHOUT_EFFECT = frozenset(("RELOAD",))
+_COMPACTION, _REBALANCE = "COMMIT_COMPACTION_EVENT", "REBALANCE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +166,15 @@ class Changes:
             self._add_alteration(event)
         elif event.type == "ADD_FOREIGNKEY" and event.database:
             self._add_foreign_key(event)
-        elif event.database != self._wanted.scope.database:
-            return
-        elif event.type in _OF_DATABASE:
+        elif event.type == _COMPACTION:
+            scope = self._wanted.scope
+            self._bootstrapped.update(filter(scope.contains, rebalanced(event, scope.database)))
+        elif event.database == self._wanted.scope.database:
+            self._add_own(event)
+
+    def _add_own(self, event: Event) -> None:
+        """Keep an event of the database, if it is in scope."""
+        if event.type in _OF_DATABASE:
             self._keep(EventRecord(event.id, event.type, "", event.text))
         elif event.type in _OF_TABLE and self._wanted.scope.contains(event.table):
             self._add_rows(event)
@@ -244,6 +251,17 @@ class Changes:
         table = Constraint.parse(ConstraintKind.FOREIGN_KEY, event.message["foreignKeyListJson"]).table
         if table.database == self._wanted.scope.database and self._wanted.scope.contains(table.table):
             self._keep(EventRecord(event.id, event.type, table.table, event.text))
+
+
+def rebalanced(event: Event, database: str) -> Iterator[str]:
+    """Yield the table of a database that the commit of a compaction concerns, if it has given new ids to rows.
+
+    Only REBALANCE does that: it numbers the rows of the whole table. Later deletes name the new ids, which the rows of
+    a copy do not have. Other compactions change nothing that a target has.
+    """
+    message = event.message
+    if message.get("type") == _REBALANCE and message["dbname"].lower() == database:
+        yield message["tableName"].lower()
 
 
 def _is_managed(message: Mapping[str, Any]) -> bool:
