@@ -20,6 +20,7 @@ _TOKEN = re.compile(
     rf"|(?P<other>{_NAME}(?:\s*\.\s*{_NAME})*)|(?P<symbol>[(),])",
     re.DOTALL,
 )
+_QUOTES = "'\""
 _BEFORE_TABLES = frozenset(("FROM", "JOIN"))
 # The comma after them separates tables, as it does after FROM.
 _IN_JOIN = frozenset(("ON", "USING"))
@@ -31,11 +32,18 @@ _AFTER_TABLES = frozenset((
 
 @dataclass(slots=True)
 class _Mover:
-    """Moves the names of one text. `clauses` has the last keyword of each open parenthesis, the innermost one last."""
+    """Moves the names of one text.
+
+    `clauses` has the last keyword of each open parenthesis, the innermost one last, and `queries` says whether it
+    contains a query: others contain a FROM that is not the clause, such as `extract(year FROM ts)`. `last` is the last
+    word, '' at the beginning of a parenthesis.
+    """
 
     source: str
     target: str
     clauses: list[str] = field(default_factory=lambda: [""])
+    queries: list[bool] = field(default_factory=lambda: [True])
+    last: str = ""
 
     def replace(self, match: re.Match[str]) -> str:
         """Return the replacement of a token."""
@@ -47,21 +55,33 @@ class _Mover:
             is_table = self.clauses[-1] in _BEFORE_TABLES and not match["call"]
             if match["call"]:
                 self._add_symbol("(")
+            else:
+                self.last = match["table"]
             if (is_table or match["call"]) and match["database"].strip("`").lower() == self.source:
                 return f"`{self.target}`{match['table']}{match['call'] or ''}"
+        elif match[0][0] in _QUOTES:
+            self.last = match[0]
         return match[0]
 
     def _add_symbol(self, symbol: str) -> None:
         if symbol == "(":
             self.clauses.append(self.clauses[-1])
-        elif symbol == ")" and len(self.clauses) > 1:
+            self.queries.append(False)
+            self.last = ""
+            return
+        self.last = symbol
+        if symbol == ")" and len(self.clauses) > 1:
             self.clauses.pop()
+            self.queries.pop()
         elif symbol == "," and self.clauses[-1] in _IN_JOIN:
             self.clauses[-1] = "FROM"
 
     def _add_word(self, word: str) -> None:
-        if word in _BEFORE_TABLES or word in _IN_JOIN or word in _AFTER_TABLES:
+        self.queries[-1] |= word == "SELECT" or (word == "FROM" and not self.last)
+        is_clause = word != "FROM" or (self.queries[-1] and self.last != "DISTINCT")
+        if is_clause and (word in _BEFORE_TABLES or word in _IN_JOIN or word in _AFTER_TABLES):
             self.clauses[-1] = word
+        self.last = word
 
 
 def moved_text(text: str, source: str, target: str) -> str:

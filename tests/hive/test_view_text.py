@@ -21,6 +21,19 @@ from ingestd.hive.view_text import moved_text
             "SELECT `src`.`a` FROM `src`.`t` `src` JOIN `src`.`u` ON `src`.`a` = `u`.`a`, `src`.`v`",
             "SELECT `src`.`a` FROM `to`.`t` `src` JOIN `to`.`u` ON `src`.`a` = `u`.`a`, `to`.`v`",
         ),
+        # A FROM that is not the clause, in a table that is named like the database.
+        (
+            "SELECT extract(year FROM `src`.`ts`), trim(BOTH 'x' FROM `src`.`y`), trim('' FROM src.z) FROM src.`src`",
+            "SELECT extract(year FROM `src`.`ts`), trim(BOTH 'x' FROM `src`.`y`), trim('' FROM src.z) FROM `to`.`src`",
+        ),
+        (
+            "SELECT x is not distinct from `src`.`y` FROM `src`.`a`, `src`.`src` WHERE x IS DISTINCT FROM src.z",
+            "SELECT x is not distinct from `src`.`y` FROM `to`.`a`, `to`.`src` WHERE x IS DISTINCT FROM src.z",
+        ),
+        (
+            "SELECT 1 FROM ((SELECT 1 FROM src.a) UNION (FROM src.b SELECT src.f(1, src.c))) q JOIN src.d ON (1)",
+            "SELECT 1 FROM ((SELECT 1 FROM `to`.a) UNION (FROM `to`.b SELECT `to`.f(1, src.c))) q JOIN `to`.d ON (1)",
+        ),
         ("SELECT 'it\\'s from src.t', \"from src.t\"", "SELECT 'it\\'s from src.t', \"from src.t\""),
         ("SELECT 1 -- from src.t\nFROM /* from src.t */ src.t", "SELECT 1 -- from src.t\nFROM /* from src.t */ `to`.t"),
         ("SELECT 1 FROM `asrc`.`t`, `src2`.`t`, `a``src`.`t`", "SELECT 1 FROM `asrc`.`t`, `src2`.`t`, `a``src`.`t`"),
