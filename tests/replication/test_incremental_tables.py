@@ -196,6 +196,23 @@ def test_external_table_when_it_becomes_transactional_then_the_cycle_copies_it(f
     assert_same(following)
 
 
+def test_table_when_the_target_refuses_its_new_type_then_the_next_cycle_copies_it_and_others_continue(
+    following: Following,
+) -> None:
+    side, name, other = following.replica.source, following.name("t"), following.name("other")
+    location = f"file:{side.external}/{following.database}"
+    make_table(side.metastore, name, parameters=EXTERNAL, location=location)
+    make_table(side.metastore, other)
+    following.cycle()
+    side.metastore.call("setMetaConf", "metastore.disallow.incompatible.col.type.changes", "false")
+    alter(following, name, lambda table: setattr(table.raw.sd.cols[1], "type", "int"))
+    insert(side, other, [(1, "a")])
+    assert following.cycle().lost == ("t",)
+    assert read_rows(following.replica.target.metastore, TableName(following.target, "other")) == [(1, "a")]
+    assert following.cycle().bootstrapped == ("t",)
+    assert_same(following)
+
+
 def test_table_when_rebalanced_then_the_cycle_copies_it(following: Following) -> None:
     """The calls are those of a worker of Hive, which gives the rows of both files the numbers 0 and 1."""
     side, name = following.replica.source, following.name("t")

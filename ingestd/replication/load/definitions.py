@@ -10,6 +10,8 @@ renamed meanwhile may have been copied under neither name, and rows that were wr
 may be in neither partition of the copy, or the copy has a newer partition of the old name; then the table is lost. A
 copy that is newer than the table of the events has been dropped before (`_Load.drop_newer_tables`).
 
+A table is lost as well if the metastore refuses its new definition.
+
 A partition of a transactional table may get another directory, with other files. Not every event has the old one, so a
 copy keeps the directory of the source (SOURCE_LOCATION); if it changes, the table is lost.
 
@@ -25,6 +27,7 @@ from functools import partial
 from typing import Any
 
 from ingestd.errors import InvalidTable, ReplicationError
+from ingestd.hive.answers import MetastoreRefusal
 from ingestd.hive.attachments import (
     ColumnStatistics,
     Constraint,
@@ -250,9 +253,19 @@ class Definitions:
         if write_id > 0:
             changed = changed.with_write_id(write_id)
         if name == table:
-            self._objects.alter_table(changed)
+            self._alter_or_lose(changed)
         else:
             alter_table(self._metastore, self._name(table), changed)
+
+    def _alter_or_lose(self, changed: TableObject) -> None:
+        """Replace the definition of a table, which is lost if the metastore of the target refuses that.
+
+        For example, only that of the source allows a type that cannot be converted to the new one.
+        """
+        try:
+            self._objects.alter_table(changed)
+        except MetastoreRefusal as refusal:
+            self._lose(changed.name.table, f"the metastore refused its new definition: {refusal}")
 
     def _parameters(self, source: Mapping[str, str], target: Mapping[str, str]) -> dict[str, str]:
         changed = _with_marks(source, target)
