@@ -36,6 +36,11 @@ def _found(moves: list[Move], *files: WrittenFile, event: int = 5) -> Found:
     return [(record.directory, record.name, record.source.removeprefix("file:"), record.length) for record in records]
 
 
+def test_write_when_kept_then_has_no_definitions() -> None:
+    write = Write(TableName("db", "t"), "day=a", 3, (), "a table", "a partition")
+    assert CommittedWrite.of(5, write) == CommittedWrite(5, Write(TableName("db", "t"), "day=a", 3, (), "", ""))
+
+
 def test_files_when_in_place_then_have_their_lengths_and_side_files(table: Path) -> None:
     uri = _write(table / "delta_3_3_0000/bucket_00000", "rows")
     _write(table / "delta_3_3_0000/bucket_00000_flush_length", "12345678")

@@ -217,7 +217,7 @@ class Changes:
         if event.type == COMMIT:
             for write in self._log.writes(txn_id, database):
                 if self._wanted.scope.contains(write.table.table):
-                    self._writes.append(CommittedWrite(event.id, write))
+                    self._writes.append(CommittedWrite.of(event.id, write))
 
     def _add_alteration(self, event: Event) -> None:
         """Keep the alteration of a table; one that takes the table out of scope becomes the drop of the table.

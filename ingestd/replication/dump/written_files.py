@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ingestd.acid.layout import SIDE_FILE_SUFFIX, Delta, parse_directory
 from ingestd.acid.visibility import is_hidden
@@ -36,6 +36,11 @@ class CommittedWrite:
 
     event: int
     write: Write
+
+    @classmethod
+    def of(cls, event: int, write: Write) -> CommittedWrite:
+        """Return a write without the definitions of its table and partition, which take some ten KiB."""
+        return cls(event, replace(write, table_object="", partition_object=""))
 
 
 @dataclass(frozen=True, slots=True)
