@@ -125,7 +125,12 @@ class HiveType:
 
     @property
     def known(self) -> HiveType:
-        """This type with string wherever only null, or objects without fields, were found: `void` and `struct<>`."""
+        """This type with string where only null, or objects without fields, were found: `void` and `struct<>`.
+
+        A `uniontype` is a double: whole numbers of bigint and numbers with a fraction were found.
+        """
+        if self.kind == "uniontype":
+            return HiveType("double")
         if self.kind == "void" or (self.kind == "struct" and not self.children):
             return HiveType("string")
         return replace(self, children=tuple(child.known for child in self.children)) if self.is_complex else self
@@ -173,14 +178,15 @@ class HiveType:
     def widened(self, *others: HiveType) -> HiveType:
         """Return the extended type, in which each type is the one that holds it and those of `others` that are wider.
 
-        A type stays if there is none that holds them all.
+        If several are wider and none holds them all, those are ignored that do not hold the wider ones before them in a
+        fixed order, in which exact types are before float and double. So a type that becomes wider for some of `others`
+        becomes wider for all of them, in whatever order and groups they are found.
         """
         return self._evolved(others, widens=True)
 
     def _evolved(self, others: Iterable[HiveType], *, widens: bool, path: str = "") -> HiveType:
         if not self.is_complex:
-            wider = [kind for kind in others if self.joined(kind) is not None] if widens else []
-            return self.joined(*wider) or self
+            return _widened(self, others) if widens else self
         mine, evolved = _children((self,)), {}
         for name, (first, *rest) in _children((self, *(kind for kind in others if kind.kind == self.kind))).items():
             place = f"{path}.{name}".lstrip(".") if self.kind == "struct" else path
@@ -233,6 +239,14 @@ def _children(kinds: Iterable[HiveType]) -> dict[str, list[HiveType]]:
         for name, child in zip(kind.names or "01", kind.children, strict=False):
             children.setdefault(name, []).append(child)
     return children
+
+
+def _widened(kind: HiveType, others: Iterable[HiveType]) -> HiveType:
+    """Return the type that holds a primitive type and others; those that do not fit are ignored (see `widened`)."""
+    parts = {part for other in others for part in (other.children if other.kind == "uniontype" else (other,))}
+    for part in sorted(parts, key=lambda part: (part.kind in ("float", "double"), str(part))):
+        kind = kind.joined(part) or kind
+    return kind
 
 
 def _without_common_type(kinds: Iterable[HiveType], path: str) -> InvalidTable:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ingestd.schema import HiveType
 
@@ -79,3 +81,23 @@ def test_type_when_evolved_then_keeps_its_fields_in_their_order(
     assert str(mine.extended(theirs)) == extended
     assert str(mine.widened(theirs)) == widened
     assert mine.widened(theirs).holds(mine)
+
+
+_PRIMITIVES = st.sampled_from([
+    "tinyint", "int", "bigint", "float", "double", "decimal(10,2)", "decimal(12,2)", "decimal(12,4)", "decimal(20,0)",
+    "string", "varchar(5)", "varchar(9)", "char(7)", "boolean", "binary",
+]).map(HiveType.parse)  # fmt: skip
+_NUMBERS = st.just(HiveType("uniontype", children=(HiveType("bigint"), HiveType("double"))))
+
+
+@settings(max_examples=300, deadline=None)
+@given(_PRIMITIVES, st.lists(_PRIMITIVES | _NUMBERS, max_size=5), st.integers(0, 5), st.sampled_from(["", "array"]))
+def test_type_when_some_are_wider_then_all_widen_it_to_one_type_in_any_order(
+    mine: HiveType, others: list[HiveType], start: int, place: str
+) -> None:
+    if place:
+        mine, *others = (HiveType(place, children=(kind,)) for kind in (mine, *others))
+    widened = mine.widened(*others)
+    assert widened.holds(mine)
+    assert mine.widened(*others[start:], *reversed(others[:start]), *others) == widened
+    assert (widened == mine) == all(mine.widened(other) == mine for other in others)

@@ -241,7 +241,7 @@ class MappingLoop:
             try:
                 is_done = await pipeline.run(goal or self._until, self._is_interrupted)
             except ColumnsNeeded as error:
-                await self._worker.commit(self._alter_table, error.columns, ledger.state.columns)
+                await self._worker.commit(self._alter_table, error, ledger.state.columns)
                 raise
             except PartitionsRefused as error:
                 partitioning = partitioning_of(ledger.table, self.options)
@@ -255,10 +255,11 @@ class MappingLoop:
             if is_done:
                 self._requests.reached()
 
-    def _alter_table(self, needed: Sequence[Column], written: Mapping[str, str]) -> None:
+    def _alter_table(self, needed: ColumnsNeeded, written: Mapping[str, str]) -> None:
         """Give the table the columns that the records need, unless another daemon has done so meanwhile.
 
-        Raises InvalidTable if the table has lost columns that the mapping has written (`plan_columns`).
+        Raises InvalidTable if the table has lost columns that the mapping has written, or would stay as it is for these
+        records (`plan_columns`).
         """
         options, services = self.options, self._services
 

@@ -11,10 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ingestd.acid.encoding import STANDARD
+from ingestd.acid.routing import Shape
 from ingestd.errors import InvalidTable
 from ingestd.formats.json.decoder import JsonDecoder
 from ingestd.formats.json.options import JsonOptions
 from ingestd.formats.options import join_of
+from ingestd.ingest.table.evolution import evolved_columns
 from ingestd.schema import Column, HiveType
 
 
@@ -244,8 +247,7 @@ def test_needed_columns_then_store_each_record_and_need_no_others(
     decoder = _decoder(id="int", **stored)
     for part in parts:
         decoder.needed_columns(part, ())
-    known = [Column(column.name, column.type.known) for column in decoder.needed_columns(values, ())]
-    assert _in_order(known) == _in_order(columns)
+    assert _in_order(_evolved(stored, decoder.needed_columns(values, ()))) == _in_order(columns)
     if not stored:
         assert JsonDecoder(columns).decode(values).rejects == []
 
@@ -270,4 +272,24 @@ def _sorted(kind: HiveType) -> HiveType:
 def _of_tasks(stored: dict[str, str], *parts: Sequence[bytes]) -> tuple[Column, ...]:
     """Return the columns for the records of several tasks, which find their types without those of the others."""
     needed = (column for part in parts for column in _decoder(id="int", **stored).needed_columns(part, ()))
-    return tuple(Column(column.name, column.type.known) for column in join_of(JsonOptions())(needed))
+    return _evolved(stored, join_of(JsonOptions())(needed))
+
+
+def _evolved(stored: dict[str, str], needed: Iterable[Column]) -> tuple[Column, ...]:
+    return evolved_columns("widen", Shape(_columns(id="int", **stored), (), None, STANDARD), needed)
+
+
+@pytest.mark.parametrize(("values", "kind"), [([5, 1.5], "double"), ([2**60 + 1, 1.5], "bigint"), ([2**60], "bigint")])
+def test_stored_column_when_no_type_stores_all_numbers_exactly_then_is_one_that_stores_those_it_has(
+    values: list[float], kind: str
+) -> None:
+    records = [json.dumps({"id": 1, "x": value, "a": [value], "new": value}).encode() for value in values]
+    stored = {"x": "int", "a": "array<int>"}
+    new = "double" if 1.5 in values else "bigint"
+    for order in (records, records[::-1]):
+        for parts in ([order], [[record] for record in order]):
+            types = {column.name: str(column.type) for column in _of_tasks(stored, *parts)}
+            assert types == {"id": "int", "x": kind, "a": f"array<{kind}>", "new": new}
+    columns = _of_tasks(stored, records)
+    rejects = JsonDecoder(columns).decode(records).rejects
+    assert [values[reject.row] for reject in rejects] == ([1.5] if kind == "bigint" and 1.5 in values else [])

@@ -42,8 +42,11 @@ _BOOLEAN, _DOUBLE, _BIGINT = HiveType("boolean"), HiveType("double"), HiveType("
 _UNKNOWN = HiveType("void")
 # The types of a field that has values of several families, which are its `children`.
 _MIXED = "uniontype"
-# The families of types, other than their own names. The values of one family have a type in common that is no text.
-_FAMILIES = {**dict.fromkeys((*INTEGER_BITS, "double"), "number"), "struct": "object", "map": "object"}
+# Numbers some of which double does not store exactly. A new column of them is a double, but no column becomes one.
+_NUMBERS = HiveType(_MIXED, children=(_BIGINT, _DOUBLE))
+# The families of types, other than their own names. The values of one family have a type in common that stores them
+# exactly and is no text.
+_FAMILIES = {**dict.fromkeys(("tinyint", "smallint", "int", "double"), "number"), "struct": "object", "map": "object"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +221,7 @@ def joined_needs(columns: Iterable[Column]) -> tuple[Column, ...]:
 
 def _without_mixtures(kind: HiveType) -> HiveType:
     if kind.kind == _MIXED:
-        return _TEXT
+        return kind if kind == _NUMBERS else _TEXT
     return replace(kind, children=tuple(map(_without_mixtures, kind.children)))
 
 
@@ -236,6 +239,8 @@ def joined(one: HiveType, other: HiveType) -> HiveType:
     for kind in (part for both in (one, other) for part in (both.children if both.kind == _MIXED else (both,))):
         name = _FAMILIES.get(kind.kind, kind.kind)
         families[name] = _joined_relatives(families[name], kind) if name in families else kind
+    if _BIGINT.kind in families and families.get("number", _DOUBLE) != _DOUBLE:
+        del families["number"]
     parts = tuple(families[name] for name in sorted(families))
     return parts[0] if len(parts) == 1 else HiveType(_MIXED, children=parts)
 
@@ -278,7 +283,7 @@ def _needed(seen: HiveType, stored: HiveType | None, path: str) -> HiveType:
         return replace(stored, children=(_needed_item(seen.children[0], stored.children[0], f"{path}[]"),))
     if seen.kind in INTEGER_BITS and stored.kind in INTEGER_BITS:
         return max(stored, seen, key=lambda kind: INTEGER_BITS[kind.kind])
-    return seen if seen == _DOUBLE and stored.kind in INTEGER_BITS else stored
+    return seen if seen == _DOUBLE and stored.kind in INTEGER_BITS and seen.holds(stored) else stored
 
 
 def _needed_struct(seen: HiveType, stored: HiveType, path: str) -> HiveType:
@@ -306,7 +311,7 @@ def _new(seen: HiveType) -> HiveType:
         return _BIGINT
     if seen.kind == "array":
         return HiveType("array", children=(_new(seen.children[0]),))
-    if seen.kind in ("map", _MIXED):
+    if seen.kind == "map" or (seen.kind == _MIXED and seen != _NUMBERS):
         return _TEXT
     if seen.kind != "struct":
         return seen

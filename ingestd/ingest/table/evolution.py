@@ -5,7 +5,8 @@ column, or if values of its type may not fit, its tasks read all their records, 
 loop then alters the table once for all of them, and reads the records again. The number of schemas, and not of records,
 limits how often this happens.
 
-Invariant: no record is stored without one of its fields. Columns are added and widened, never removed or narrowed.
+Invariant: no record is stored without one of its fields. Columns are added and widened, never removed or narrowed. If
+one batch or task of a transaction needs a change, all of them together need one, which does not depend on their order.
 """
 
 from __future__ import annotations
@@ -25,19 +26,30 @@ from ingestd.schema import Column, HiveType, require_visible
 class ColumnsNeeded(TransactionError):
     """Records have fields that the table cannot store; it is altered, and they are read again.
 
-    `columns` are the new columns, and those that change. Their types may be incomplete; see `HiveType.known`.
+    `columns` are the new columns, and those that change. Their types may be incomplete; see `HiveType.known`. `present`
+    are all columns of the table for which the records were decoded.
     """
 
-    def __init__(self, what: str, *, where: str = "", hint: str = "", columns: tuple[Column, ...] = ()) -> None:
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str = "",
+        hint: str = "",
+        columns: tuple[Column, ...] = (),
+        present: tuple[Column, ...] = (),
+    ) -> None:
         super().__init__(what, where=where, hint=hint)
-        self.columns = columns
+        self.columns, self.present = columns, present
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (self.what, self.where, self.hint, self.columns)
+        return _rebuild, (self.what, self.where, self.hint, self.columns, self.present)
 
 
-def _rebuild(what: str, where: str, hint: str, columns: tuple[Column, ...]) -> ColumnsNeeded:
-    return ColumnsNeeded(what, where=where, hint=hint, columns=columns)
+def _rebuild(
+    what: str, where: str, hint: str, columns: tuple[Column, ...], present: tuple[Column, ...]
+) -> ColumnsNeeded:
+    return ColumnsNeeded(what, where=where, hint=hint, columns=columns, present=present)
 
 
 def require_columns(evolution: Evolution, decoder: RowDecoder, shape: Shape, batch: Batch) -> None:
@@ -55,6 +67,7 @@ def require_columns(evolution: Evolution, decoder: RowDecoder, shape: Shape, bat
         raise ColumnsNeeded(
             f"the records need columns of the table: {', '.join(f'{column.name} {column.type}' for column in changed)}",
             columns=tuple(column for column in needed if column.name in names),
+            present=tuple(shape.columns),
         )
 
 
@@ -93,15 +106,24 @@ def _row(columns: Sequence[Column]) -> HiveType:
 
 
 def plan_columns(
-    options: MappingOptions, table: Table, needed: Iterable[Column], written: Mapping[str, str]
+    options: MappingOptions, table: Table, needed: ColumnsNeeded, written: Mapping[str, str]
 ) -> tuple[Column, ...]:
     """Return the columns that the table of a mapping needs for its records.
 
     `written` contains the types of the columns at the last commit, by name. Raises InvalidTable if the table has lost
-    one of them since, because the change could otherwise revert the DDL that removed or renamed it.
+    one of them since, because the change could otherwise revert the DDL that removed or renamed it, and if there is
+    nothing to change although the table is that for which the records were decoded: they would be read for ever.
     """
     require_fit(written, table, options.name)
-    return evolved_columns(options.schema_evolution, table.shape, needed)
+    columns = evolved_columns(options.schema_evolution, table.shape, needed.columns)
+    if columns == table.shape.columns == needed.present:
+        wanted = ", ".join(f"{column.name} {column.type.known}" for column in needed.columns)
+        raise InvalidTable(
+            f"no change of the table stores all of its records, which need {wanted}",
+            where=f"mapping {options.name}, table {table.name}",
+            hint="give the columns types that store the fields, or set schema_evolution: none",
+        )
+    return columns
 
 
 def merged(
@@ -117,4 +139,4 @@ def merged(
         return None
     refused = next((error for error in errors if isinstance(error, InvalidTable)), None)
     columns = join(column for error in needs for column in error.columns)
-    return refused or ColumnsNeeded(needs[0].what, where=where, columns=columns)
+    return refused or ColumnsNeeded(needs[0].what, where=where, columns=columns, present=needs[0].present)

@@ -56,8 +56,10 @@ def test_columns_when_hive_has_a_virtual_one_of_the_name_then_refused() -> None:
 
 
 def test_error_when_it_crosses_a_process_boundary_then_its_columns_survive() -> None:
-    error = pickle.loads(pickle.dumps(ColumnsNeeded("what", where="where", columns=TABLE.columns)))
+    needed = ColumnsNeeded("what", where="where", columns=TABLE.columns, present=TABLE.columns[:1])
+    error = pickle.loads(pickle.dumps(needed))
     assert (error.what, error.where, error.columns) == ("what", "where", TABLE.columns)
+    assert error.present == TABLE.columns[:1]
 
 
 def _decoder(schema: str, shape: Shape, **fields: KafkaField) -> RowDecoder:
@@ -83,13 +85,25 @@ def test_columns_when_the_table_lost_one_since_the_stage_then_stops_and_does_not
     batch = _decoded(decoder, schema, id=1, n=1, note="", new=1)
     with pytest.raises(ColumnsNeeded) as raised:
         require_columns("widen", decoder, staged.shape, batch)
-    assert raised.value.columns == _columns(n="bigint", new="int")
+    assert (raised.value.columns, raised.value.present) == (_columns(n="bigint", new="int"), staged.shape.columns)
 
     wider = _table(id="bigint", note="string", n="int", other="date")
-    planned = plan_columns(options, wider, raised.value.columns, columns_of(staged))
+    planned = plan_columns(options, wider, raised.value, columns_of(staged))
     assert planned == _columns(id="bigint", note="string", n="bigint", other="date", new="int")
     with pytest.raises(InvalidTable, match="note string was removed or renamed; n int was removed or renamed"):
-        plan_columns(options, _table(id="int", title="string"), raised.value.columns, columns_of(staged))
+        plan_columns(options, _table(id="int", title="string"), raised.value, columns_of(staged))
+
+
+def test_columns_when_nothing_changes_although_records_need_it_then_stops_and_does_not_read_them_for_ever() -> None:
+    options = MappingOptions("m", ("t",), TableName("web", "a"), AvroOptions(), schema_evolution="widen")
+    table = _table(id="int", n="bigint")
+    stale = ColumnsNeeded("what", columns=_columns(n="bigint"), present=_columns(id="int", n="int"))
+    assert plan_columns(options, table, stale, columns_of(table)) == table.shape.columns  # altered by another daemon
+    useless = ColumnsNeeded("what", columns=_columns(n="double"), present=table.shape.columns)
+    merged_error = merged([useless], "here", join_of(AvroOptions()))
+    assert isinstance(merged_error, ColumnsNeeded)
+    with pytest.raises(InvalidTable, match=r"mapping m, table web\.a: no change of the table .* which need n double"):
+        plan_columns(options, table, merged_error, columns_of(table))
 
 
 def test_columns_when_several_tasks_need_them_then_each_type_stores_what_all_have_found() -> None:
@@ -100,11 +114,15 @@ def test_columns_when_several_tasks_need_them_then_each_type_stores_what_all_hav
     orders: Sequence[Sequence[IngestdError]] = (needs, needs[::-1], [*needs, InvalidTopic("what")])
     for json in (merged(errors, "here", join_of(JsonOptions())) for errors in orders):
         assert isinstance(json, ColumnsNeeded)
-        assert (json.where, json.columns) == ("here", _columns(n="double", m="map<string,bigint>"))
+        assert json.where == "here"
+        # A double does not store all values of bigint, but is the only type for a new field with both.
+        for table, n in ((TABLE, "bigint"), (Shape(TABLE.columns[:1], (), None, STANDARD), "double")):
+            evolved = _columns(id="int", n=n, m="map<string,bigint>")
+            assert evolved_columns("widen", table, json.columns) == evolved
     # The types of schemas are joined with those of the table.
     avro = [_merged_columns(parts) for parts in orders]
     assert [evolved_columns("widen", TABLE, columns)[1:] for columns in avro] == [
-        _columns(n="int", m="map<string,bigint>")
+        _columns(n="bigint", m="map<string,bigint>")
     ] * 3
 
 
@@ -161,9 +179,9 @@ def test_columns_when_schemas_have_several_types_for_a_field_then_their_order_do
     for evolution in EVOLUTIONS:
         with pytest.raises(InvalidTable, match=r"column n\.b: .* no type in common for a new field: int, string"):
             evolved(evolution, "array<struct<b:int>>", "array<struct<b:string>>")
-        # Of an existing field, the type stays if no other one is sufficient.
-        kept = evolved(evolution, "array<struct<a:bigint>>", "array<struct<a:double,b:int>>", "array<struct<a:string>>")
-        assert kept["n"] == "array<struct<a:int,b:int>>"
+        # Of an existing field, the type becomes a wider one, exact types before others, even if it is not sufficient.
+        some = evolved(evolution, "array<struct<a:bigint>>", "array<struct<a:double,b:int>>", "array<struct<a:string>>")
+        assert some["n"] == f"array<struct<a:{'bigint' if evolution == 'widen' else 'int'},b:int>>"
     assert evolved("widen", "array<struct<a:bigint>>", "array<struct<a:string>>")["n"] == "array<struct<a:bigint>>"
 
 
