@@ -97,6 +97,10 @@ def check_result(result: Sequence[Column], shape: Shape, partitioning: Partition
         if column.name in wanted and column.name not in names:
             hint = "add it to the SELECT, or to `partition`"
             raise ConfigError("the result lacks the partition column", where=f"column {column.name}", hint=hint)
+    for column, expression in partitioning.expressions:
+        if expression.column not in names:
+            what = f"the result lacks the column {expression.column}, from which `partition` computes {column.name}"
+            raise ConfigError(what, where="transform.select", hint="add the column to the SELECT")
 
 
 def table_rows(

@@ -9,7 +9,7 @@ import pytest
 
 from ingestd.acid.encoding import Encoding
 from ingestd.acid.routing import Shape
-from ingestd.errors import RecordError
+from ingestd.errors import ConfigError, RecordError
 from ingestd.ingest.rows.partitioning import Partitioning
 from ingestd.ingest.rows.transform import check_result, table_rows
 from ingestd.schema import Column, HiveType
@@ -82,3 +82,12 @@ def test_time_when_its_year_is_not_one_of_hive_then_is_refused(kind: str, day: i
 
 def test_text_when_its_column_is_char_then_is_stored_without_padding() -> None:
     assert _stored("char(3)", ["ab   ", "  ", None], "string") == ["ab", "", None]
+
+
+def test_result_when_it_lacks_the_column_of_a_partition_expression_then_is_refused() -> None:
+    columns = Column("id", HiveType("int")), Column("at", HiveType("timestamp"))
+    shape = Shape(columns, (Column("day", HiveType("string")),), None, Encoding())
+    partitioning = Partitioning.of(shape, {"day": "date_format(at, 'yyyy-MM-dd')"})
+    check_result(columns, shape, partitioning)
+    with pytest.raises(ConfigError, match="lacks the column at, from which `partition` computes day"):
+        check_result(columns[:1], shape, partitioning)
