@@ -62,6 +62,19 @@ def test_new_column_then_its_type_stores_all_values_of_the_field(values: list[st
     assert (decoded.rows, decoded.rejects) == (len(records), [])
 
 
+def test_new_column_when_objects_are_deep_then_those_below_eight_structs_are_text() -> None:
+    deep = "struct<a:" * 8 + "string" + ">" * 8
+    record = b'{"id": 1, "new": %s1%s}' % (b'{"a":' * 30, b"}" * 30)
+    assert _needed(_decoder(id="int"), record)["new"] == deep
+    array = b'{"id": 1, "new": %s1%s}' % (b'[{"a":' * 30, b"}]" * 30)
+    assert _needed(_decoder(id="int"), array)["new"] == "array<struct<a:" * 8 + "array<string>" + ">>" * 8
+    for stored in ("struct<a:struct<b:int>>", "struct<a:struct<a:struct<b:int>>>"):
+        found = _needed(_decoder(id="int", new=stored), record)["new"]
+        assert found.count("struct<") == 8
+        decoded = _decoder(id="int", new=found).decode([record])
+        assert (decoded.rows, decoded.rejects) == (1, [])
+
+
 def test_new_column_when_its_field_is_null_or_stored_elsewhere_or_of_a_reject_then_is_not_needed() -> None:
     decoder = _decoder(id="int")
     assert _needed(decoder, {"id": 1, "x": None, "Dt": "a"}, {"y": 1}, b"{", {"id": None}, others=["dt"]) == {

@@ -9,7 +9,7 @@ needs a string, and so do values that have no other type in common.
 | whole numbers, up to the limits of bigint | bigint |
 | numbers, some with a fraction or an exponent | double |
 | arrays; without elements | array of the type of the elements; array<string> |
-| objects whose names are words of ASCII | struct |
+| objects whose names are words of ASCII, up to 8 levels | struct |
 | anything else, and mixtures | string |
 """
 
@@ -35,6 +35,8 @@ _NAME = re.compile(r"[a-z0-9_]{1,128}")
 # Objects with more different names than this have data as names. No table could follow them.
 _MAX_NAMES = 1000
 _MAX_STRUCT_NAMES = 100
+# Of structs inside each other. HiveServer2 needs twice the time to compile any query of a table for each level more.
+_MAX_STRUCTS = 8
 _BIGINT_DIGITS = 19
 _TEXT = HiveType("string")
 _BOOLEAN, _DOUBLE, _BIGINT = HiveType("boolean"), HiveType("double"), HiveType("bigint")
@@ -274,7 +276,7 @@ def _joined_objects(one: HiveType, other: HiveType) -> HiveType:
 def _needed(seen: HiveType, stored: HiveType | None, path: str) -> HiveType:
     """Return the type that stores values of the type `seen` in records; `stored` is the type that stores them now."""
     if stored is None:
-        return _new(seen)
+        return _new(seen, path.count("."))
     if seen.kind == _MIXED:
         return reduce(lambda kind, part: _needed(part, kind, path), seen.children, stored)
     if seen.kind in ("struct", "map") and stored.kind in ("struct", "map"):
@@ -305,17 +307,21 @@ def _needed_item(seen: HiveType, stored: HiveType, path: str) -> HiveType:
     return stored if seen == _UNKNOWN else _needed(seen, stored, path)
 
 
-def _new(seen: HiveType) -> HiveType:
-    """Return the type of a new column or field, which is incomplete if values are null or empty."""
+def _new(seen: HiveType, structs: int) -> HiveType:
+    """Return the type of a new column or field inside of `structs` levels of structs.
+
+    It is incomplete if values are null or empty.
+    """
     if seen.kind in INTEGER_BITS:
         return _BIGINT
     if seen.kind == "array":
-        return HiveType("array", children=(_new(seen.children[0]),))
+        return HiveType("array", children=(_new(seen.children[0], structs),))
     if seen.kind == "map" or (seen.kind == _MIXED and seen != _NUMBERS):
         return _TEXT
-    if seen.kind != "struct":
-        return seen
-    fields = {name: _new(kind) for name, kind in zip(seen.names, seen.children, strict=True) if kind != _UNKNOWN}
+    if seen.kind != "struct" or structs == _MAX_STRUCTS:
+        return _TEXT if seen.kind == "struct" else seen
+    pairs = zip(seen.names, seen.children, strict=True)
+    fields = {name: _new(kind, structs + 1) for name, kind in pairs if kind != _UNKNOWN}
     if len(fields) > _MAX_STRUCT_NAMES or not all(map(_NAME.fullmatch, fields)):
         return _TEXT
     return HiveType("struct", children=tuple(fields.values()), names=tuple(fields))
