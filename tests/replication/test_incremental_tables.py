@@ -41,6 +41,8 @@ from tests.support.replica_following import Following, place_files, write
 from tests.support.replica_rows import Rows, compact, insert, insert_batch, read_rows, table_of
 from tests.support.replica_tables import ACID, EXTERNAL, INSERT_ONLY, make_table
 
+# Hive 4.2 has these numbers in CompactionType and TxnType, hmsclient does not.
+_REBALANCE, _REBALANCE_TRANSACTION = 3, 6
 _ACID_COLUMNS = ("operation", "originalTransaction", "bucket", "rowId", "currentTransaction")
 
 
@@ -220,13 +222,12 @@ def test_table_when_rebalanced_then_the_cycle_copies_it(following: Following) ->
     make_table(side.metastore, name)
     insert(side, name, [(1, "a")], [(2, "b")])
     following.cycle()
-    kind = ttypes.CompactionType.REBALANCE
-    call("compact2", ttypes.CompactionRequest(dbname=name.database, tablename=name.table, type=kind))
+    call("compact2", ttypes.CompactionRequest(dbname=name.database, tablename=name.table, type=_REBALANCE))
     version = ttypes.FindNextCompactRequest(workerId="tests", workerVersion="4.2.0")
     infos = iter(lambda: call("find_next_compact2", version).ci, None)
     info = next(info for info in infos if info.dbname == name.database)
     opened = ttypes.OpenTxnRequest(
-        num_txns=1, user=side.metastore.user, hostname="tests", txn_type=ttypes.TxnType.REBALANCE_COMPACTION
+        num_txns=1, user=side.metastore.user, hostname="tests", txn_type=_REBALANCE_TRANSACTION
     )
     (txn_id,) = call("open_txns", opened).txn_ids
     info.highestWriteId, info.runas = 2, side.metastore.user
