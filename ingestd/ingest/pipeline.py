@@ -12,8 +12,10 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from ingestd.acid.routing import Shape
 from ingestd.errors import IngestdError, OffsetsLost, StorageUnavailable, TransactionAborted
 from ingestd.formats.options import join_of
+from ingestd.hive.tables import Table
 from ingestd.hive.transactions import Transaction
 from ingestd.ingest.commit import PendingTransaction
 from ingestd.ingest.ledger import Ledger
@@ -55,6 +57,8 @@ class Pipeline:
         self._table, self._letters = ledger.table, ledger.letters
         # The types of the columns, by name, that the next transaction must be able to write.
         self._columns = ledger.state.columns
+        # The shape of the table for which the query was last checked.
+        self._checked_shape: Shape | None = None
         # Set by the first transaction that fails. It ends the planning and prevents the commit of later transactions.
         self._has_failed = False
 
@@ -66,7 +70,7 @@ class Pipeline:
         """
         await self._worker.call(self._check_dead_letter_topic)
         if self._options.where or self._options.transform:
-            await self._worker.stage(self._monitor.doing("queued"), self._check_query)
+            await self._worker.stage(self._monitor.doing("queued"), self._check_query, self._table)
         try:
             await self._feed(until, lambda: self._has_failed or is_over())
         finally:
@@ -78,9 +82,14 @@ class Pipeline:
         if self._options.dead_letter is not None and self._options.dead_letter.topic:
             self._services.broker.topics([self._options.dead_letter.topic])
 
-    def _check_query(self) -> None:
-        """Raise ConfigError for an invalid `where` or `transform`, and if the table cannot store the result."""
-        check_query(self._table, self._options, self._jobs.examine)
+    def _check_query(self, table: Table) -> None:
+        """Raise ConfigError for an invalid `where` or `transform`, and if the table cannot store the result.
+
+        Does nothing if that is known for this shape of the table. Any client may change it at any time.
+        """
+        if table.shape != self._checked_shape:
+            check_query(table, self._options, self._jobs.examine)
+            self._checked_shape = table.shape
 
     # --- plan
 
@@ -138,11 +147,13 @@ class Pipeline:
         """Stage the ranges of a transaction in one Spark job, and return the transaction with the output of the stage.
 
         Afterwards, checks that no topic was recreated in the meantime. Raises RangeLost, RecordError,
-        TooManyPartitions, TransactionTooLarge, TransactionAborted, JobFailed, or an Unavailable error.
+        TooManyPartitions, TransactionTooLarge, TransactionAborted, JobFailed, an Unavailable error, or ConfigError if
+        the query no longer fits the table.
         """
         self._check_needed()
         if not pending.plan.ranges:
             return pending
+        self._check_query(pending.table)
         with self._monitor.doing("staging"):
             self._services.staging.make(pending.txn, [target.staging for target in pending.targets])
             results = self._run_tasks(pending)

@@ -92,7 +92,7 @@ def check_result(result: Sequence[Column], shape: Shape, partitioning: Partition
             raise ConfigError("the result has several columns of this name", where=where, hint="name each once")
         if not _fits(kind, column.type):
             what = f"the result has the type {column.type}, but the column of the table has the type {kind}"
-            raise ConfigError(what, where=where, hint=f"use CAST(... AS {_castable(kind)}) or try_cast")
+            raise ConfigError(what, where=where, hint=_remedy(kind))
     for column in shape.partition_columns:
         if column.name in wanted and column.name not in names:
             hint = "add it to the SELECT, or to `partition`"
@@ -106,7 +106,7 @@ def check_result(result: Sequence[Column], shape: Shape, partitioning: Partition
 def table_rows(
     batch: pa.RecordBatch, shape: Shape, partitioning: Partitioning, refused: Refused = NONE_REFUSED
 ) -> pa.RecordBatch:
-    """Return the result of a query as rows of the table. Columns that the result lacks are NULL.
+    """Return the result of a query as rows of the table. Columns and fields that the result lacks are NULL.
 
     `refused` are the `RefusedPartitions.reasons`. Raises RecordError for a row that the table cannot store.
     """
@@ -133,15 +133,23 @@ def _dynamic(shape: Shape, partitioning: Partitioning) -> tuple[Column, ...]:
 
 
 def _fits(kind: HiveType, result: HiveType) -> bool:
+    """Return whether a column stores a result exactly. Fields that the structs of the result lack are NULL."""
     if kind == result or (result.kind == "string" and kind.kind in _SIZED):
         return True
-    if kind.is_complex and kind.kind == result.kind and kind.names == result.names:
+    if kind.kind == result.kind == "struct":
+        fields = dict(zip(kind.names, kind.children, strict=True))
+        if list(result.names) != [name for name in kind.names if name in result.names]:
+            return False
+        return all(_fits(fields[name], other) for name, other in zip(result.names, result.children, strict=True))
+    if kind.is_complex and kind.kind == result.kind:
         return all(_fits(type_, other) for type_, other in zip(kind.children, result.children, strict=True))
     return kind.kind in _NUMBERS and result.kind in _NUMBERS and kind.holds(result)
 
 
-def _castable(kind: HiveType) -> str:
-    return "string" if kind.kind in _SIZED else str(kind)
+def _remedy(kind: HiveType) -> str:
+    if "struct<" in str(kind):  # CAST would give fields of other names the values of those at the same position
+        return "use named_struct with fields of these names and types, in this order; fields that it lacks are NULL"
+    return f"use CAST(... AS {'string' if kind.kind in _SIZED else kind}) or try_cast"
 
 
 def _stored(column: Column, array: pa.Array) -> pa.Array:

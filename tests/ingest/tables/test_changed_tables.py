@@ -136,3 +136,45 @@ def test_table_when_converted_to_acid_then_it_is_written_and_rows_of_both_are_ri
     compact(stack, f"default.{name}", "major")
     assert sorted(stack.sql(f"SELECT id, note FROM {name}")) == [(1, "a"), (2, "u"), (3, "k"), (4, "k"), (5, "u")]
     assert stack.count() == 5
+
+
+def test_transform_when_columns_change_while_the_mapping_is_idle_then_the_result_is_checked_again(stack: Stack) -> None:
+    stack.topic(1)
+    stack.table("id int, v double, s struct<a:int>")
+    columns = {"id": "int", "v": "double"}
+    select = "SELECT id, v, named_struct('a', id) AS s FROM records"
+    config = stack.config({"transform": {"columns": columns, "select": select}})
+    daemon = stack.start(config)
+    stack.produce([{"id": 1, "v": 1}])
+    eventually("the first row", lambda: _committed(daemon) == 1)
+
+    stack.sql(f"ALTER TABLE {stack.name} CHANGE COLUMN s s struct<a:int,b:int>")
+    stack.produce([{"id": 2, "v": 1}])
+    eventually("the second row", lambda: _committed(daemon) == 2)
+
+    stack.sql(f"ALTER TABLE {stack.name} CHANGE COLUMN v v string")  # which holds every double, in Hive's notation
+    stack.produce([{"id": 3, "v": 1e20}])
+    assert daemon.wait() == 78
+    again = stack.drain(config, expect=78)
+    for stopped in (daemon, again):
+        (event,) = stopped.events("failed")
+        assert event["reason"] == "ConfigError"
+        assert "the result has the type double, but the column of the table has the type string" in event["error"]
+        assert "transform.select, column v" in event["error"]
+    assert stack.sql(f"SELECT id, s.a, s.b FROM {stack.name} ORDER BY id") == [(1, 1, None), (2, 2, None)]
+    assert stack.group_offsets(f"ingestd-{stack.name[-40:]}", stack.name, 1) == [2]
+
+
+def test_where_when_a_type_changes_while_the_mapping_is_idle_then_the_predicate_is_checked_again(stack: Stack) -> None:
+    stack.topic(1)
+    stack.table("id int, v array<int>")
+    daemon = stack.start(stack.config({"where": "aggregate(v, 0, (sum, n) -> sum + n) > 0"}))
+    stack.produce([{"id": 1, "v": [1]}])
+    eventually("the first row", lambda: _committed(daemon) == 1)
+    stack.sql(f"ALTER TABLE {stack.name} CHANGE COLUMN v v array<string>")
+    stack.produce([{"id": 2, "v": ["a"]}])
+    assert daemon.wait() == 78
+    (event,) = daemon.events("failed")
+    assert event["reason"] == "ConfigError"
+    assert "DATATYPE_MISMATCH" in event["error"]
+    assert stack.ids() == [1]

@@ -55,10 +55,32 @@ def test_text_when_it_is_longer_than_its_column_then_is_refused(kind: str, value
         ),
         ("array<bigint>", [2**31 - 1, None], "array<int>"),
         ("decimal(12,2)", 7, "int"),
+        ("struct<a:int,b:struct<c:int>>", {"a": 1, "b": None}, "struct<a:int>"),
+        ("struct<b:int,a:bigint>", {"b": None, "a": 1}, "struct<a:int>"),
+        ("array<struct<a:struct<b:int,c:date>>>", [{"a": {"b": 1, "c": None}}, None], "array<struct<a:struct<b:int>>>"),
+        ("map<string,struct<a:int,b:int>>", [("k", {"a": 1, "b": None})], "map<string,struct<a:int>>"),
     ],
 )
 def test_value_when_it_fits_then_is_stored(kind: str, value: object, result: str) -> None:
     assert _stored(kind, [None, value], result) == [None, value]
+
+
+@pytest.mark.parametrize(
+    ("kind", "result"),
+    [
+        ("struct<b:int,a:int>", "struct<a:int,b:int>"),
+        ("struct<a:int>", "struct<a:int,b:int>"),
+        ("struct<a:int,b:string>", "struct<a:int,b:int>"),
+        ("array<struct<a:int>>", "array<struct<b:int>>"),
+        ("map<string,struct<a:int>>", "map<string,struct<a:bigint>>"),
+    ],
+)
+def test_struct_when_its_fields_are_not_those_of_its_column_then_is_refused_without_a_cast(
+    kind: str, result: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"has the type \S+, but the column .* use named_struct") as error:
+        _stored(kind, [], result)
+    assert "CAST" not in str(error.value)
 
 
 @pytest.mark.parametrize("kind", ["date", "timestamp", "array<date>", "struct<a:timestamp>", "map<date,int>"])
