@@ -91,6 +91,27 @@ class WithStatistics(Described):
         return self.raw.colStats is not None
 
     @property
+    def columns(self) -> tuple[ColumnField, ...]:
+        """The columns without the partition columns."""
+        return _fields(self.raw.sd.cols)
+
+    @property
+    def input_format(self) -> str | None:
+        """The Java class that reads the files."""
+        name: str | None = self.raw.sd.inputFormat
+        return name
+
+    @property
+    def serde(self) -> str:
+        """The Java class that reads the rows, and its properties; '' if there is none."""
+        serde = self.raw.sd.serdeInfo
+        if serde is None:
+            return ""
+        return " ".join(
+            [serde.serializationLib or "", *(f"{k}={v}" for k, v in sorted((serde.parameters or {}).items()))]
+        )
+
+    @property
     def location(self) -> str:
         """The URI of the directory; '' for a view."""
         return (self.stored_location or "").rstrip("/")
@@ -176,6 +197,12 @@ class PartitionObject(WithStatistics):
         """The partition's values, one per partition column."""
         return tuple(self.raw.values)
 
+    def with_columns(self, columns: Sequence[ColumnField]) -> PartitionObject:
+        """Return the partition with other columns, without the statistics of its columns."""
+        storage = copy.copy(self.raw.sd)
+        storage.cols = [ttypes.FieldSchema(*field) for field in columns]
+        return self.without_column_statistics()._changed(sd=storage)
+
     def copied(self, table: TableName, location: str | None, parameters: Mapping[str, str]) -> PartitionObject:
         """Return the partition in another table; without a location, the metastore chooses one below the table's."""
         raw = copy.deepcopy(self.raw)
@@ -221,20 +248,9 @@ class TableObject(WithStatistics):
         return TableKind.EXTERNAL if is_external else TableKind.MANAGED
 
     @property
-    def columns(self) -> tuple[ColumnField, ...]:
-        """The columns without the partition columns."""
-        return _fields(self.raw.sd.cols)
-
-    @property
     def partition_fields(self) -> tuple[ColumnField, ...]:
         """The partition columns."""
         return _fields(self.raw.partitionKeys)
-
-    @property
-    def input_format(self) -> str | None:
-        """The Java class that reads the files."""
-        name: str | None = self.raw.sd.inputFormat
-        return name
 
     @property
     def partition_columns(self) -> tuple[str, ...]:
@@ -349,16 +365,20 @@ def create_table(metastore: Metastore, table: TableObject) -> None:
     metastore.call("create_table_req", request)
 
 
-def alter_table(metastore: Metastore, name: TableName, table: TableObject) -> None:
+def alter_table(metastore: Metastore, name: TableName, table: TableObject, *, cascade: bool = False) -> None:
     """Replace the definition of the table `name`; another name in `table` renames it.
 
-    The statistics are accepted as those of the write id in `table`. Raises MetastoreRefusal or MetastoreUnavailable.
+    The statistics are accepted as those of the write id in `table`. With `cascade`, all partitions get new columns of
+    the table (StatsSetupConst.CASCADE). Raises MetastoreRefusal or MetastoreUnavailable.
     """
+    context = _context()
+    if cascade:
+        context.properties["CASCADE"] = "true"
     request = ttypes.AlterTableRequest(
         dbName=name.database,
         tableName=name.table,
         table=table.raw,
-        environmentContext=_context(),
+        environmentContext=context,
         processorCapabilities=CAPABILITIES,
         processorIdentifier=_CLIENT,
         **_write_id_fields(table.name, table.raw.writeId),

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ingestd.hive.client import Metastore
 from ingestd.hive.events import Event, EventLog
-from ingestd.hive.objects import ColumnField, TableObject
+from ingestd.hive.objects import ColumnField, PartitionObject, TableObject
 from ingestd.replication.marks import source_kind
 
 # Types of events that change neither a definition nor the set of partitions.
@@ -42,7 +42,7 @@ class UnreplayedChanges:
         return table in self._defined
 
     def concern_partitions(self, table: str) -> bool:
-        """Return whether partitions of a table were added, dropped or renamed. Raises MetastoreUnavailable."""
+        """Return whether partitions of a table were added, dropped, renamed or altered. Raises MetastoreUnavailable."""
         self._read()
         return table in self._partitioned or table in self._defined
 
@@ -68,13 +68,28 @@ class UnreplayedChanges:
 
 def compare_definitions(original: TableObject, copy: TableObject) -> list[str]:
     """Return the differences between the definitions of two tables that matter to a reader."""
-    pairs = [
+    return _differences(
         ("kind", original.kind.value, source_kind(copy).value),
         ("columns", _fields(original.columns), _fields(copy.columns)),
         ("partition columns", _fields(original.partition_fields), _fields(copy.partition_fields)),
         ("input format", original.input_format, copy.input_format),
+        ("serde", original.serde, copy.serde),
+    )
+
+
+def compare_partitions(original: PartitionObject, copy: PartitionObject) -> list[str]:
+    """Return the differences between the definitions of two partitions that matter to a reader."""
+    return _differences(
+        ("columns", _fields(original.columns), _fields(copy.columns)),
+        ("input format", original.input_format, copy.input_format),
+        ("serde", original.serde, copy.serde),
+    )
+
+
+def _differences(*compared: tuple[str, str | None, str | None]) -> list[str]:
+    return [
+        f"the {what} of the source: {here}; of the target: {there}" for what, here, there in compared if here != there
     ]
-    return [f"the {what} of the source: {here}; of the target: {there}" for what, here, there in pairs if here != there]
 
 
 def _fields(fields: Sequence[ColumnField]) -> str:

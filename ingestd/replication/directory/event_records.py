@@ -1,4 +1,4 @@
-"""The records of dumps about events: the events, writes of commits with their files, and transactions of the source.
+"""The records of dumps about events: what events lack, the writes of commits with their files, and transactions.
 
 Invariant: the records of each kind are in the order of the events. A record of a write or file names the event of the
 commit that made it visible.
@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+from ingestd.hive.objects import ColumnField
 
 ALLOCATE = "ALLOC_WRITE_ID_EVENT"
 COMMIT = "COMMIT_TXN"
@@ -66,6 +68,25 @@ class WrittenFileRecord:
     archive: str
     length: int
     written: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionColumnsRecord:
+    """The columns of partitions after an event that changed the columns of their table.
+
+    `text` is the JSON of the columns, each of which is a list of its name, type and comment. `partitions` contains the
+    escaped names.
+    """
+
+    kind: ClassVar[str] = "partition_columns"
+    event: int
+    text: str
+    partitions: tuple[str, ...]
+
+    @property
+    def columns(self) -> tuple[ColumnField, ...]:
+        """The columns."""
+        return tuple(ColumnField(*column) for column in json.loads(self.text))
 
 
 @dataclass(frozen=True, slots=True)

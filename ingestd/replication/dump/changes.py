@@ -16,7 +16,7 @@ import threading
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ingestd.hive.attachments import Constraint, ConstraintKind
@@ -24,6 +24,7 @@ from ingestd.hive.events import Event, EventLog
 from ingestd.hive.objects import TableKind, TableObject
 from ingestd.replication.cycle_plan import ALTERATIONS, Outcomes, truncating_write_id
 from ingestd.replication.directory.event_records import ABORT, ALLOCATE, COMMIT, EventRecord
+from ingestd.replication.dump.partition_columns import ColumnChange
 from ingestd.replication.dump.written_files import CommittedWrite
 from ingestd.replication.statements.scope import Scope
 
@@ -44,6 +45,7 @@ _OF_TABLE = frozenset((
 _WITH_ROWS = frozenset(("CREATE_TABLE", "ADD_PARTITION", "INSERT"))
 # They change nothing that a target has.
 _WITHOUT_EFFECT = frozenset(("RELOAD",))
+_VIEWS = (TableKind.VIEW, TableKind.MATERIALIZED_VIEW)
 _COMPACTION, _REBALANCE = "COMMIT_COMPACTION_EVENT", "REBALANCE"
 
 
@@ -81,7 +83,9 @@ class Changes:
         self._wanted = wanted
         self._bootstrapped = set(wanted.tables)
         self._events: list[EventRecord] = []
-        self._renames: list[tuple[str, str]] = []
+        self._renames: list[tuple[int, str, str]] = []
+        self._drops: list[tuple[int, str, str]] = []
+        self._column_changes: list[ColumnChange] = []
         self._kinds = _Kinds(wanted.views)
         self._outcomes = Outcomes()
         self._truncations: list[tuple[int, str, int]] = []
@@ -125,7 +129,7 @@ class Changes:
         known = -1
         while len(self._bootstrapped) > known:
             known = len(self._bootstrapped)
-            for pair in self._renames:
+            for _, *pair in self._renames:
                 if not all(map(self._is_followed, pair)):
                     self._bootstrapped |= set(pair)
 
@@ -151,6 +155,16 @@ class Changes:
             table = write.write.table.table
             if self._is_replayed(write.event, table) or table in self._bootstrapped:
                 yield write
+
+    def column_changes(self) -> Iterator[ColumnChange]:
+        """Yield the changes of the columns of partitioned tables that are to be replayed and not dropped later."""
+        names = sorted([*self._renames, *self._drops])
+        for change in self._column_changes:
+            last = change.table
+            for _, old, new in names[bisect_left(names, (change.event, "", "")) :]:
+                last = new if old == last else last
+            if last and self._is_replayed(change.event, change.table):
+                yield replace(change, last=last)
 
     def _is_replayed(self, event: int, table: str) -> bool:
         return self._is_followed(table) and not self._kinds.is_view(event, table)
@@ -178,6 +192,8 @@ class Changes:
             self._keep(EventRecord(event.id, event.type, "", event.text))
         elif event.type in _OF_TABLE and self._wanted.scope.contains(event.table):
             self._add_rows(event)
+            if event.type == "DROP_TABLE":
+                self._drops.append((event.id, event.table, ""))
             if event.type in {"CREATE_TABLE", "DROP_TABLE"}:
                 self._kinds.add(event.id, event.table, is_view=event.message.get("tableType") == _VIEW)
             self._keep(EventRecord(event.id, event.type, event.table, event.text))
@@ -237,7 +253,9 @@ class Changes:
             return
         if new is not None and is_new:
             if old != new:
-                self._renames.append((old, new))
+                self._renames.append((event.id, old, new))
+            elif before.columns != after.columns and after.partition_columns and after.kind not in _VIEWS:
+                self._column_changes.append(ColumnChange(event.id, new, new, before.identity))
             if _is_replaced(before, after):
                 self._bootstrapped.add(new)
             self._kinds.add(event.id, old, is_view=before.kind is TableKind.MATERIALIZED_VIEW)
@@ -245,6 +263,7 @@ class Changes:
         else:
             text = json.dumps({"tableObjJson": message["tableObjBeforeJson"]})
             self._keep(EventRecord(event.id, "DROP_TABLE", old, text))
+            self._drops.append((event.id, old, ""))
 
     def _add_foreign_key(self, event: Event) -> None:
         """Keep a foreign key as a change of its table; the event has the name of the table to which it refers."""

@@ -7,9 +7,9 @@ the dump, or the dump does not contain the state.
 
 A table that cannot be followed by events is bootstrapped in the dump: one that has come into scope, one that the
 target asks for, one of which a file has vanished, one that is written in transaction batches, one whose TRUNCATE has
-not ended in the events, one that was external or in another directory, and a managed one without transactions that was
-written. It is listed in a snapshot after the last
-event of the dump, as in a dump of the whole database, and its events are left out.
+not ended in the events, one that was external or in another directory, a managed one without transactions that was
+written, and one that was dropped or renamed after the dump when the columns of its partitions are read. It is listed in
+a snapshot after the last event of the dump, as in a dump of the whole database, and its events are left out.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from ingestd.replication.directory.event_records import BootstrapRecord, Transac
 from ingestd.replication.directory.manifest import ManifestWriter
 from ingestd.replication.dump.bootstrap import DumpStep, TableListing
 from ingestd.replication.dump.changes import Changes, Wanted
+from ingestd.replication.dump.partition_columns import PartitionColumns
 from ingestd.replication.dump.written_files import WrittenFiles, moves_since
 from ingestd.replication.external import ExternalDirectory, directories, store_directories
 from ingestd.replication.statements.scope import Scope
@@ -111,14 +112,18 @@ def _write_changes(source: Cluster, log: EventLog, changes: Changes, writer: Man
     for table, reason in unusable.items():
         _log.warning("the dump contains all of the table %s, because %s", table, reason)
     changes.bootstrap({*unusable, *changes.truncated()})
+    columns = PartitionColumns.read(source.metastore, changes.scope.database, changes.column_changes())
+    changes.bootstrap(columns.missing)
     for event in changes.events():
         writer.add(event)
+    for record in columns.records:
+        writer.add(record)
     for write in changes.known_writes():
         writer.add(WriteRecord(write.event, write.write.table.table, write.write.partition, write.write.write_id))
     followed = {write.write.table.table for write in changes.writes()}
-    for record in files.records():
-        if record.table in followed:
-            writer.add(record)
+    for file in files.records():
+        if file.table in followed:
+            writer.add(file)
 
 
 def _write_tables(

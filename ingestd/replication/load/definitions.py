@@ -41,6 +41,7 @@ from ingestd.hive.attachments import (
     store_statistics,
 )
 from ingestd.hive.objects import (
+    ColumnField,
     DatabaseObject,
     PartitionObject,
     TableKind,
@@ -55,11 +56,12 @@ from ingestd.hive.objects import (
     rename_partition,
     table_names,
 )
+from ingestd.hive.partitions import by_call
 from ingestd.hive.tables import WHOLE_TABLE, TableName
 from ingestd.hive.truncation import truncate_at_once, truncate_in_transaction
 from ingestd.replication.cluster import Cluster, drop_copy
 from ingestd.replication.cycle_plan import Outcome, is_move, is_truncation, write_id_of
-from ingestd.replication.directory.event_records import EventRecord
+from ingestd.replication.directory.event_records import EventRecord, PartitionColumnsRecord
 from ingestd.replication.exact_statistics import as_exact_as, inexact
 from ingestd.replication.external import target_location
 from ingestd.replication.load.target_objects import TargetObjects
@@ -128,6 +130,7 @@ class Definitions:
         self._external_base = external_base
         self._event = 0  # that is being replayed
         self._outcome: Outcome | None = Outcome.COMMITTED  # of its transaction
+        self._columns: Sequence[PartitionColumnsRecord] = ()  # of partitions after it
         self._lose = lose
         self._accepts_missing = accepts_missing
         self._objects = TargetObjects(metastore, database)
@@ -152,8 +155,12 @@ class Definitions:
             **{kind: partial(self._add_constraints, kind) for kind in _CONSTRAINTS},
         }
 
-    def apply(self, record: EventRecord, outcome: Outcome | None) -> None:
+    def apply(
+        self, record: EventRecord, outcome: Outcome | None, columns: Sequence[PartitionColumnsRecord] = ()
+    ) -> None:
         """Replay an event; `outcome` is that of its transaction, None if it is not known.
+
+        `columns` are the columns that partitions of its table then have.
 
         Raises ReplicationError for a type that is not known, and the errors of the metastore.
         """
@@ -162,7 +169,7 @@ class Definitions:
             raise ReplicationError(
                 f"events of the type {record.type} cannot be replayed", where=f"event {record.event}"
             )
-        self._event, self._outcome = record.event, outcome
+        self._event, self._outcome, self._columns = record.event, outcome, columns
         handler(record.table, record.message)
         if not is_repeatable(record):
             self._objects.forget()
@@ -260,12 +267,27 @@ class Definitions:
     def _alter_or_lose(self, changed: TableObject) -> None:
         """Replace the definition of a table, which is lost if the metastore of the target refuses that.
 
-        For example, only that of the source allows a type that cannot be converted to the new one.
+        For example, only that of the source allows a type that cannot be converted to the new one. If all partitions
+        have the columns of the table, the same call changes them.
         """
+        cascade = [record.columns for record in self._columns] == [changed.columns]
         try:
-            self._objects.alter_table(changed)
+            self._objects.alter_table(changed, cascade=cascade)
         except MetastoreRefusal as refusal:
             self._lose(changed.name.table, f"the metastore refused its new definition: {refusal}")
+            return
+        for record in () if cascade else self._columns:
+            self._change_columns(changed, record.columns, record.partitions)
+
+    def _change_columns(self, table: TableObject, columns: Sequence[ColumnField], names: Sequence[str]) -> None:
+        """Give the partitions in `names` that exist other columns."""
+        for some in by_call(names):
+            by_write_id = defaultdict(list)
+            for partition in self._objects.partitions(table, some).values():
+                if partition.columns != columns:
+                    by_write_id[partition.write_id].append(partition.with_columns(columns))
+            for changed in by_write_id.values():
+                self._objects.alter_partitions(table, changed)
 
     def _parameters(self, source: Mapping[str, str], target: Mapping[str, str]) -> dict[str, str]:
         changed = _with_marks(source, target)

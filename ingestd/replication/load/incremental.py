@@ -39,6 +39,7 @@ from ingestd.replication.directory.event_records import (
     BootstrapRecord,
     Cursor,
     EventRecord,
+    PartitionColumnsRecord,
     TransactionsRecord,
     WriteRecord,
     WrittenFileRecord,
@@ -148,6 +149,7 @@ class _Load:
         self._runs = StatisticsRuns.of(manifest.read(EventRecord), self._last)
         self._writes = Cursor(manifest.read(WriteRecord))
         self._written_files = Cursor(manifest.read(WrittenFileRecord))
+        self._partition_columns = Cursor(manifest.read(PartitionColumnsRecord))
         self._copied = Copied()
         self._ahead = CopyAhead(
             *(manifest, self._plan, self._definitions, self._replay, lost, target.storages),
@@ -294,7 +296,7 @@ class _Load:
         if replayed is not None:
             # Another record in its place is one whose transaction commits.
             outcome = self._plan.outcomes.of_change(record) if replayed is record else Outcome.COMMITTED
-            self._definitions.apply(replayed, outcome)
+            self._definitions.apply(replayed, outcome, self._partition_columns.take(record.event))
         self._unstored = record.event
         self._options.observe(ReplayStep.DEFINED)
         if not is_repeatable(record):

@@ -52,11 +52,13 @@ class TargetObjects:
         self._keep(table, partitions)
         return partitions
 
-    def alter_table(self, table: TableObject) -> None:
-        """Replace the definition of a table, which keeps its name."""
+    def alter_table(self, table: TableObject, *, cascade: bool = False) -> None:
+        """Replace the definition of a table, which keeps its name; with `cascade`, also the columns of partitions."""
         name = table.name.table
         self._tables.pop(name, None)
-        alter_table(self._metastore, table.name, table)
+        if cascade:
+            self._partitions.clear()
+        alter_table(self._metastore, table.name, table, cascade=cascade)
         self._tables[name] = table
 
     def alter_partitions(self, table: TableObject, changed: Sequence[PartitionObject]) -> None:

@@ -1,8 +1,8 @@
 """What a reader of one side sees of a table, and whether a location contains the same on both sides.
 
 Invariant: a location is equal only if it has the same files by directory, name and length, or if compactions explain
-which directories differ (`compacted.py`) and it has the same number of rows. With checksums, it has the same values in
-each column as well.
+which directories differ (`compacted.py`) and it has the same number of rows. A partition is equal only if it has the
+same definition as well. With checksums, it has the same values in each column, too.
 """
 
 from __future__ import annotations
@@ -16,12 +16,20 @@ from ingestd.acid.layout import Base, DeleteDelta, Delta, parse_directory
 from ingestd.acid.rows import FileFormat, RowFile, count_rows, row_files
 from ingestd.acid.visibility import ValidWriteIds, visible_directories, visible_rows
 from ingestd.errors import InvalidTable
-from ingestd.hive.objects import TableKind, TableObject, all_partition_names, find_partitions, find_table
+from ingestd.hive.objects import (
+    PartitionObject,
+    TableKind,
+    TableObject,
+    all_partition_names,
+    find_partitions,
+    find_table,
+)
 from ingestd.hive.partitions import by_call
 from ingestd.hive.tables import WHOLE_TABLE
 from ingestd.replication.cluster import Cluster
 from ingestd.replication.copying.mirror import Mirror, Version, copied_versions
 from ingestd.replication.dump.table_files import ListedFile, all_files, visible_files
+from ingestd.replication.lag import compare_partitions
 from ingestd.replication.verify.checksum_jobs import ColumnChecks, Layout, Outcome
 from ingestd.replication.verify.claimed_rows import Described, wrong_claim
 from ingestd.replication.verify.compacted import Directory, unexplained
@@ -60,7 +68,8 @@ class Compared:
     """The comparison of one location: the number of its files, and that of its rows on both sides if it is known.
 
     `behind` is the number of files of an external table that have changed on the source since the last cycle.
-    `is_one_sided` says that only one side has the partition.
+    `is_of_definition` says that nothing else may differ than the definition of a partition, or that only one side has
+    it.
     """
 
     name: str
@@ -70,7 +79,7 @@ class Compared:
     target_rows: int | None = None
     finding: str = ""
     behind: int = 0
-    is_one_sided: bool = False
+    is_of_definition: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +224,7 @@ def compare_locations(before: View, after: View, columns: ColumnChecks | None) -
         calls = [partial(_compare, name, before, after, here.get(name), there.get(name)) for name in names]
         some = run_all(calls, _THREADS)
         some = _compare_claims(some, after, originals, copies)
+        some = [_compare_definition(compared, originals, copies) for compared in some]
         if columns is not None:
             some = _compare_columns(some, before, after, (here, there), columns)
         comparisons += some
@@ -241,6 +251,21 @@ def _compare_claims(
     return compared
 
 
+def _compare_definition(
+    comparison: Compared, originals: Mapping[str, Described], copies: Mapping[str, Described]
+) -> Compared:
+    """Compare the definitions of a partition that both sides have."""
+    original, copy = originals.get(comparison.name), copies.get(comparison.name)
+    if not isinstance(original, PartitionObject) or not isinstance(copy, PartitionObject):
+        return comparison
+    findings = compare_partitions(original, copy)
+    if not findings:
+        return comparison
+    text = "; ".join(filter(None, [_at(comparison.name, "; ".join(findings)), comparison.finding]))
+    is_of_definition = comparison.verdict is not Verdict.DIFFERENT
+    return replace(comparison, verdict=Verdict.DIFFERENT, finding=text, is_of_definition=is_of_definition)
+
+
 def _compare(name: str, before: View, after: View, here: str | None, there: str | None) -> Compared:
     """Compare one location; None if it does not exist on a side."""
     try:
@@ -262,7 +287,7 @@ def _compare_now(name: str, before: View, after: View, here: str | None, there: 
     text = "; ".join(filter(None, missing))
     rows, copied_rows = before.rows(here), after.rows(there)
     is_one_sided = (here is None) != (there is None)
-    compared = Compared(name, Verdict.EQUAL, count, rows, copied_rows, is_one_sided=is_one_sided)
+    compared = Compared(name, Verdict.EQUAL, count, rows, copied_rows, is_of_definition=is_one_sided)
     may_be_compacted = before.table.kind.is_transactional
     if rows != copied_rows:
         text = "; ".join(filter(None, [f"the source has {rows} rows, and the target {copied_rows}", text]))

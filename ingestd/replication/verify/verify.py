@@ -153,8 +153,8 @@ class _Pair:
         )
 
     def _excused(self, comparison: Compared) -> Compared:
-        """Return the comparison of a location, which is not different if it was added or dropped since."""
-        is_different = comparison.verdict is Verdict.DIFFERENT and comparison.is_one_sided
+        """Return the comparison of a location, which is not different if its definition was changed since."""
+        is_different = comparison.verdict is Verdict.DIFFERENT and comparison.is_of_definition
         if is_different and self.changes.concern_partitions(self.here.table):
             return replace(comparison, verdict=Verdict.NOT_COMPARABLE, finding=f"{comparison.finding}; {_UNREPLAYED}")
         return comparison
