@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 
@@ -14,12 +15,13 @@ from ingestd.hive.health import uncommitted
 from ingestd.hive.objects import change_database
 from ingestd.hive.replay import TargetChanged
 from ingestd.hive.tables import TableName
-from ingestd.hive.transactions import abort, abort_all, begin_writing, commit, open_transactions
+from ingestd.hive.transactions import Transaction, abort, abort_all, begin_writing, commit, open_transactions
 from ingestd.replication.directory.directory import Skipped
 from ingestd.replication.load.incremental import ReplayStep
-from ingestd.replication.marks import INCOMPATIBLE, LAST_ID
+from ingestd.replication.marks import INCOMPATIBLE, LAST_ID, PENDING
 from tests.support.replica import Replica
-from tests.support.replica_changes import INSERT, visible_write_ids
+from tests.support.replica_changes import INSERT, alter, renamed, visible_write_ids
+from tests.support.replica_copying import new_copying
 from tests.support.replica_following import Following, new_following, write
 from tests.support.replica_tables import make_table
 
@@ -38,6 +40,82 @@ def test_target_when_another_client_has_written_then_nothing_is_replayed(followi
         following.load()
     assert following.last_event() == before
     assert visible_write_ids(target, [TableName(following.target, "s")]) == [frozenset()]
+
+
+def _abort(following: Following) -> Callable[[Transaction], None]:
+    return lambda txn: abort(following.replica.source.metastore, txn.id)
+
+
+@pytest.mark.parametrize("partition", ["", "day=a"])
+def test_target_when_another_client_has_the_write_id_of_an_aborted_transaction_then_nothing_is_replayed(
+    following: Following, partition: str
+) -> None:
+    side, target = following.replica.source, following.replica.target
+    other, name = following.name("s"), following.name("t")
+    make_table(side.metastore, other)
+    make_table(side.metastore, name, partitioned=bool(partition))
+    if partition:
+        side.metastore.call("append_partition", name.database, name.table, ["a"])
+    following.cycle()
+    before = following.last_event()
+    write(target, TableName(following.target, "t"), INSERT, partition=partition)
+    write(side, other, INSERT)
+    write(side, name, INSERT, partition=partition, then=_abort(following))
+    write(side, name, INSERT, partition=partition)
+    following.dump()
+    for _ in range(2):  # before and after an administrator has resumed the policy
+        with pytest.raises(TargetChanged, match="write id 1 is not one of the source"):
+            following.load()
+    assert following.last_event() == before
+    assert visible_write_ids(target, [TableName(following.target, "s")]) == [frozenset()]
+
+
+def test_target_when_another_client_writes_during_the_load_then_the_load_stops(following: Following) -> None:
+    side, target = following.replica.source, following.replica.target
+    for name in ("s", "t"):
+        make_table(side.metastore, following.name(name))
+    following.cycle()
+    write(side, following.name("s"), INSERT)
+    write(side, following.name("t"), INSERT, then=_abort(following))
+    following.dump()
+
+    def write_there(step: Enum) -> None:
+        if step is ReplayStep.COPIED:
+            write(target, TableName(following.target, "t"), INSERT)
+
+    with pytest.raises(TargetChanged, match="write id 1 is not one of the source"):
+        following.load(write_there)
+
+
+def test_target_when_another_client_has_written_to_a_table_before_its_rename_then_the_load_stops(
+    following: Following,
+) -> None:
+    side, target, name = following.replica.source, following.replica.target, following.name("t")
+    make_table(side.metastore, name)
+    following.cycle()
+    write(target, TableName(following.target, "t"), INSERT)
+    alter(following, name, renamed("u"))
+    write(side, following.name("u"), INSERT, then=_abort(following))
+    following.dump()
+    with pytest.raises(TargetChanged, match="write id 1 is not one of the source"):
+        following.load()
+
+
+def test_target_when_another_client_has_written_after_the_bootstrap_then_nothing_is_replayed(
+    replica: Replica, tmp_path: Path
+) -> None:
+    copying = new_copying(replica, tmp_path)
+    following = Following(replica, copying.database, copying.target, tmp_path)
+    make_table(replica.source.metastore, following.name("t"))
+    write(replica.source, following.name("t"), INSERT)
+    copying.dump()
+    copying.load()
+    assert following.marks()[PENDING] == "true"
+    write(replica.target, TableName(following.target, "t"), INSERT)
+    write(replica.source, following.name("t"), INSERT)
+    following.dump()
+    with pytest.raises(TargetChanged, match="write id 2 is not one of the source"):
+        following.load()
 
 
 def test_target_when_it_cannot_follow_then_a_bootstrap_is_required(following: Following) -> None:

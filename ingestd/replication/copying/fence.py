@@ -20,23 +20,32 @@ _FILE = "_loader"
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """The right of one load to place files, until another one begins. `file` is the URI of `_loader`."""
+    """The right of one load to place files, until another one begins. `file` is the URI of `_loader`.
+
+    `is_repeated` says that an earlier load of the dump has begun.
+    """
 
     file: str
     token: str
+    is_repeated: bool
 
     @classmethod
     def begin(cls, storages: Storages, dump: str) -> Fence:
         """End the right of all earlier loads of the dump in the directory `dump`. Raises StorageUnavailable."""
-        made = cls(child(dump, _FILE), uuid.uuid4().hex)
-        storages.at(made.file).replace(made.file, BytesStream(made.token.encode()), f".{_FILE}-{made.token}")
+        file = child(dump, _FILE)
+        made = cls(file, uuid.uuid4().hex, _token(storages, file) is not None)
+        storages.at(file).replace(file, BytesStream(made.token.encode()), f".{_FILE}-{made.token}")
         return made
 
     def check(self, storages: Storages) -> None:
         """Raise OwnershipLost if another load has begun, or the dump was loaded and removed; or StorageUnavailable."""
-        try:
-            token = storages.at(self.file).read(self.file).decode(errors="replace")
-        except NotFound:
-            token = ""
-        if token != self.token:
+        if _token(storages, self.file) != self.token:
             raise OwnershipLost("another process loads this dump, or has loaded it", where=self.file)
+
+
+def _token(storages: Storages, file: str) -> str | None:
+    """Return the token in the file, None if it does not exist."""
+    try:
+        return storages.at(file).read(file).decode(errors="replace")
+    except NotFound:
+        return None

@@ -20,7 +20,7 @@ from itertools import groupby
 
 from ingestd.errors import ReplicationError
 from ingestd.hive.events import Write, WrittenFile
-from ingestd.hive.objects import change_database, table_names
+from ingestd.hive.objects import TableObject, change_database, table_names
 from ingestd.hive.replay import Allocation, Replay
 from ingestd.hive.tables import TableName
 from ingestd.hive.write_ids import ValidTransactions
@@ -49,6 +49,7 @@ from ingestd.replication.directory.manifest import Manifest
 from ingestd.replication.external import mirrors, read_directories
 from ingestd.replication.load.copy_ahead import CopyAhead
 from ingestd.replication.load.definitions import Definitions, is_repeatable
+from ingestd.replication.load.foreign_writes import has_directory
 from ingestd.replication.load.statistics_runs import StatisticsRuns
 from ingestd.replication.load.table_load import LoadStep, TableLoad, loading_name
 from ingestd.replication.load.target_marks import continue_target
@@ -99,10 +100,11 @@ def load_incremental(
     ReplicationError, ManifestIncomplete, and the errors of the metastore and of the storages.
     """
     with load_lease(target, options.database) as lease:
-        copier = copier.guarded(lease.check, Fence.begin(target.storages, dump.uri))
+        fence = Fence.begin(target.storages, dump.uri)
+        copier = copier.guarded(lease.check, fence)
         target = target.under(lease)
         marks = continue_target(target.metastore, options.database, metadata, options.external_base)
-        load = _Load(target, dump, metadata, options, marks)
+        load = _Load(target, dump, metadata, options, marks, is_repeated=fence.is_repeated)
         load.require_unchanged_target()
         load.drop_newer_tables()
         load.replay_events(copier, stop)
@@ -113,7 +115,10 @@ def load_incremental(
 
 
 class _Load:
-    """The steps of a load; see the module. `marks` are the properties of the target database."""
+    """The steps of a load; see the module.
+
+    `marks` are the properties of the target database. `is_repeated` says that an earlier load of the dump has begun.
+    """
 
     def __init__(
         self,
@@ -122,12 +127,15 @@ class _Load:
         metadata: DumpMetadata,
         options: IncrementalLoadOptions,
         marks: dict[str, str],
+        *,
+        is_repeated: bool,
     ) -> None:
         storage = target.storages.at(dump.uri)
         self._target = target
         self._dump = dump
         self._metadata = metadata
         self._options = options
+        self._is_repeated = is_repeated
         self._manifest = manifest = Manifest(storage, child(dump.uri, metadata.payload or ""))
         self._last = self._event = int(marks[LAST_ID])
         self._unstored = 0  # the last event that was replayed, if the database does not have it as its last one
@@ -164,26 +172,36 @@ class _Load:
         return self._copied.report(self._events, self._bootstrapped, self._lost.names)
 
     def require_unchanged_target(self) -> None:
-        """Raise TargetChanged before anything is done, if a write id of this cycle is not the target's next one.
+        """Raise TargetChanged before anything is done, if another client has a write id of this cycle.
 
-        An earlier attempt may have allocated it: then its transaction is open, or it was aborted. One that was
-        committed is not after the last event, unless the metastore did not store that.
+        Those of tables that are created, dropped or renamed before are examined when they are replayed.
         """
-        if self._is_first:
-            return
         highest: dict[str, int] = {}
         for allocation in self._plan.allocations:
             if allocation.table in self._lost or self._plan.last_barrier(allocation.event, allocation.table):
                 continue
             table = self._definitions.find(allocation.table)
-            if table is None or int(table.parameters.get(SETTLED, 0)) >= allocation.event:
+            if table is None or self._settled_of(table) >= allocation.event:
                 continue
             if allocation.table not in highest:
                 highest[allocation.table] = self._replay.highest_write_id(table.name)
-            if allocation.txn_id in self._replay.open_transactions or allocation.txn_id in self._plan.aborted:
-                continue
-            if allocation.write_id <= highest[allocation.table] and not self._is_unstored_commit(allocation.txn_id):
-                raise self._changed(allocation.table, allocation.write_id)
+            is_open = allocation.txn_id in self._replay.open_transactions
+            if allocation.write_id <= highest[allocation.table] and not is_open:
+                self._require_own(allocation.table, allocation.txn_id, allocation.write_id)
+
+    def _require_own(self, table: str, txn_id: int, write_id: int) -> None:
+        """Raise TargetChanged unless an earlier load of the dump may have had a write id whose transaction has ended.
+
+        It may have aborted the transaction. One that it has committed is not after the last event, unless the metastore
+        did not store that.
+        """
+        if self._is_repeated and txn_id in self._plan.aborted:
+            existing = self._definitions.find(table)
+            is_own = existing is None or not has_directory(self._target, existing, write_id)
+        else:
+            is_own = self._is_repeated and self._is_unstored_commit(txn_id)
+        if not is_own:
+            raise self._changed(table, write_id)
 
     def drop_newer_tables(self) -> None:
         """Drop each copy of a table that is newer than the one that had its name at the first event of this cycle.
@@ -209,8 +227,12 @@ class _Load:
 
     def _is_unsettled(self, table: TableName) -> bool:
         """Return whether a table may contain the change of the current event already, because it was copied later."""
-        copy = self._definitions.find(table.table)
-        return self._is_first or (copy is not None and int(copy.parameters.get(SETTLED, 0)) >= self._event)
+        return self._settled_of(self._definitions.find(table.table)) >= self._event
+
+    def _settled_of(self, table: TableObject | None) -> int:
+        """Return the last event of which a table may contain changes that were not replayed."""
+        settled = int(table.parameters.get(SETTLED, 0)) if table else 0
+        return max(settled, self._settled) if self._is_first else settled
 
     # --- events
 
@@ -255,7 +277,9 @@ class _Load:
         message = record.message
         for txn_id, write_id in zip(message["txnIdList"], message["writeIdList"], strict=True):
             following = self._plan.allocations_after(record.event, record.table, write_id)
-            self._replay.allocate(txn_id, self._name(record.table), write_id, following)
+            allocated = self._replay.allocate(txn_id, self._name(record.table), write_id, following)
+            if allocated is Allocation.FINISHED and not self._is_unsettled(self._name(record.table)):
+                self._require_own(record.table, txn_id, write_id)
             self._options.observe(ReplayStep.ALLOCATED)
 
     def _commit(self, record: EventRecord) -> None:
