@@ -48,20 +48,21 @@ def drop_copy(target: Cluster, table: TableObject) -> None:
 
     The metastore forgets the write ids of a table only if its data is deleted as well.
     """
-    abort_left_uploads(target.storages, table, target.check)
+    abort_left_uploads(target, table)
     drop_table(target.metastore, table.name, delete_data=owns_files(table))
 
 
-def abort_left_uploads(storages: Storages, table: TableObject, check: Callable[[], None]) -> None:
+def abort_left_uploads(target: Cluster, table: TableObject) -> None:
     """Abort the uploads that killed loads have left in the directory of a table whose files are removed with it.
 
     The metastore removes only the objects. No later load would find the uploads, because it does not copy the files.
-    `check` is called before each upload is aborted. In a storage that is not supported, no load can have begun one.
+    `target.check` is called before each upload is aborted. In a storage that is not supported, no load can have begun
+    one.
     """
 
     def is_garbage(_file: str) -> bool:
-        check()
+        target.check()
         return True
 
-    if owns_files(table) and table.location and storages.supports(table.location):
-        storages.at(table.location).abort_uploads(table.location, is_garbage)
+    if owns_files(table) and table.location and target.storages.supports(table.location):
+        target.storages.at(table.location).abort_uploads(table.location, is_garbage)

@@ -21,7 +21,9 @@ import pytest
 from hive_metastore import ttypes
 
 from ingestd.errors import StorageUnavailable
+from ingestd.hive.client import Metastore
 from ingestd.hive.objects import TableObject
+from ingestd.replication.cluster import Cluster as Side
 from ingestd.replication.cluster import abort_left_uploads
 from ingestd.replication.copying.copy import Copier, CopyOptions, CopyStopped, Progress, packed
 from ingestd.replication.copying.transfer import Assignment, CopyFile
@@ -400,7 +402,7 @@ def test_table_when_dropped_after_a_killed_load_then_its_uploads_are_aborted(
         s3.client().create_multipart_upload(Bucket=BUCKET, Key=key)
     storage = ttypes.StorageDescriptor(location=f"s3a://{BUCKET}/{prefix}/t")
     raw = ttypes.Table(dbName="d", tableName="t", sd=storage, parameters={}, tableType=kind)
-    abort_left_uploads(Storages(s3.options), TableObject(raw), lambda: None)
+    abort_left_uploads(Side(Metastore("thrift://127.0.0.1:1"), Storages(s3.options)), TableObject(raw))
     assert [key in s3.uploads() for key in keys] == [not is_aborted, True]
 
 

@@ -11,8 +11,9 @@ import pytest
 from hive_metastore import ttypes
 
 from ingestd.errors import OwnershipLost
+from ingestd.hive.client import Metastore
 from ingestd.hive.objects import TableObject
-from ingestd.replication.cluster import abort_left_uploads
+from ingestd.replication.cluster import Cluster, abort_left_uploads
 from ingestd.replication.copying.copy import Copier, CopyOptions
 from ingestd.replication.copying.fence import Fence
 from ingestd.replication.copying.transfer import CopyFile
@@ -91,6 +92,11 @@ def test_copy_when_another_load_begins_and_its_process_is_suspended_then_its_job
     assert len(_copied(tmp_path).keys() & contents.keys()) <= present[0] + 2  # each of two tasks may rename one now
 
 
+def _target(storages: Storages, lease: Lease) -> Cluster:
+    """Return a cluster whose metastore is not called."""
+    return Cluster(Metastore("thrift://127.0.0.1:1"), storages, lease.check)
+
+
 def test_uploads_when_the_lease_is_lost_then_those_of_the_next_load_are_not_aborted(s3: Server, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"content")
     name = uuid.uuid4().hex
@@ -103,16 +109,16 @@ def test_uploads_when_the_lease_is_lost_then_those_of_the_next_load_are_not_abor
     described = ttypes.StorageDescriptor(location=directory)
     raw = ttypes.Table(dbName="d", tableName="t", sd=described, parameters={}, tableType="MANAGED_TABLE")
     with pytest.raises(OwnershipLost):
-        abort_left_uploads(storages, TableObject(raw), Lease(1).check)
+        abort_left_uploads(_target(storages, Lease(1)), TableObject(raw))
     assert key in s3.uploads()
-    abort_left_uploads(storages, TableObject(raw), Lease(2).check)
+    abort_left_uploads(_target(storages, Lease(2)), TableObject(raw))
     assert key not in s3.uploads()
 
 
 def test_table_when_its_storage_is_not_supported_then_it_has_no_uploads() -> None:
     described = ttypes.StorageDescriptor(location="abfs://container@account/t")
     raw = ttypes.Table(dbName="d", tableName="t", sd=described, parameters={}, tableType="MANAGED_TABLE")
-    abort_left_uploads(Storages(), TableObject(raw), Lease(1).check)
+    abort_left_uploads(_target(Storages(), Lease(1)), TableObject(raw))
 
 
 def test_fence_when_the_dump_is_removed_then_is_lost(tmp_path: Path) -> None:
