@@ -63,6 +63,7 @@ TABLE = {
     "hive.events.EventsExpired": (False, 65),
     "hive.events.EventsReplaced": (False, 65),
     "replication.load.bootstrap.TargetOccupied": (False, 65),
+    "replication.load.target_moves.CompactionRunning": (True, 69),
     "replication.directory.manifest.ManifestIncomplete": (False, 65),
     "hive.replay.TargetChanged": (False, 65),
     "hive.snapshot.WritersActive": (True, 69),

@@ -34,7 +34,9 @@ class Compaction:
 
     `partition` is WHOLE_TABLE for an unpartitioned table. `kind` is "other" for kinds that ingestd does not request.
     `state` is Hive's: initiated, working, ready for cleaning, succeeded, failed, refused, aborted or did not initiate.
-    The times are Unix times in seconds, 0 if they are not known. `ended` is when the worker finished.
+    The times are Unix times in seconds, 0 if they are not known. `ended` is when the worker finished, and
+    `cleaner_started` when the cleaner began to remove what the compaction has replaced. `txn_id` is the worker's
+    transaction, 0 if it is not known (`read_compactions_of` knows it).
     """
 
     id: int
@@ -47,11 +49,18 @@ class Compaction:
     started: float
     ended: float
     initiator: str
+    txn_id: int = 0
+    cleaner_started: float = 0.0
 
     @property
     def is_pending(self) -> bool:
         """Whether a worker has still to finish the compaction."""
         return self.state in ("initiated", "working")
+
+    @property
+    def is_being_cleaned(self) -> bool:
+        """Whether the cleaner is removing what the compaction has replaced."""
+        return self.state == "ready for cleaning" and self.cleaner_started > 0
 
     @property
     def has_failed(self) -> bool:
@@ -68,6 +77,15 @@ def read_compactions(metastore: Metastore) -> list[Compaction]:
     """Return all entries of the queue and of its history, the oldest first. Raises MetastoreUnavailable."""
     answer = metastore.call("show_compact", ttypes.ShowCompactRequest())
     return sorted(map(_compaction, answer.compacts or ()), key=lambda compaction: compaction.id)
+
+
+def read_compactions_of(metastore: Metastore, table: TableName) -> list[Compaction]:
+    """Return the entries of a table and its partitions, with their transactions, the oldest first.
+
+    Only a metastore 4 knows the transactions. Raises MetastoreUnavailable.
+    """
+    entries = map(_compaction, metastore.call("show_compact_of", table.database, table.table))
+    return sorted((entry for entry in entries if entry.table == table), key=lambda compaction: compaction.id)
 
 
 def request_compaction(
@@ -107,6 +125,8 @@ def _compaction(raw: Any) -> Compaction:
         started=_seconds(raw.start),
         ended=_seconds(raw.endTime),
         initiator=raw.initiatorId or "",
+        txn_id=getattr(raw, "txnId", 0),
+        cleaner_started=_seconds(raw.cleanerStart),
     )
 
 

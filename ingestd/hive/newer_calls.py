@@ -1,4 +1,4 @@
-"""Calls of the metastore that the bindings lack, because Hive added them later.
+"""Calls of the metastore, and fields of answers, that the bindings lack, because Hive added them later.
 
 Invariant: a call behaves like those of the bindings. It raises the declared exceptions, and TApplicationException if
 the metastore does not know it.
@@ -11,6 +11,9 @@ from typing import Any
 
 from hive_metastore import ttypes
 from thrift.Thrift import TApplicationException, TMessageType, TType
+
+_SCALARS = {TType.BOOL: "readBool", TType.I32: "readI32", TType.I64: "readI64", TType.STRING: "readString"}
+_TXN_ID = 22  # of ShowCompactResponseElement
 
 
 class NewerCalls:
@@ -42,11 +45,36 @@ class NewerCalls:
         out.writeStructEnd()
         out.writeMessageEnd()
         out.trans.flush()
-        self._receive_nothing()
+        self._receive()
 
-    def _receive_nothing(self) -> None:
-        """Read the answer of a call that returns nothing; raise the exception in it."""
-        answer, failure = self._iprot, None
+    def show_compact_of(self, database: str, table: str) -> list[ttypes.ShowCompactResponseElement]:
+        """Return the entries of one table in the queue of compactions and its history: `show_compact` of Hive 4.
+
+        Each has the attribute `txnId`, the transaction of its worker: 0 until the worker has begun one. A metastore
+        before Hive 4 returns the entries of all tables, without transactions.
+        Source: hive_metastore.thrift of Hive 4, ShowCompactRequest and ShowCompactResponseElement.
+        """
+        out = self._oprot
+        out.writeMessageBegin("show_compact", TMessageType.CALL, self._seqid)
+        out.writeStructBegin("arguments")
+        out.writeFieldBegin("rqst", TType.STRUCT, 1)
+        out.writeStructBegin("ShowCompactRequest")
+        for number, name, value in ((3, "dbName", database), (4, "tbName", table)):
+            out.writeFieldBegin(name, TType.STRING, number)
+            out.writeString(value)
+            out.writeFieldEnd()
+        out.writeFieldStop()
+        out.writeStructEnd()
+        out.writeFieldEnd()
+        out.writeFieldStop()
+        out.writeStructEnd()
+        out.writeMessageEnd()
+        out.trans.flush()
+        return [_compact(fields) for fields in self._receive()[1]]
+
+    def _receive(self) -> Any:
+        """Read the answer of a call; return its result, or raise the exception in it."""
+        answer, failure, result = self._iprot, None, None
         _name, kind, _number = answer.readMessageBegin()
         if kind == TMessageType.EXCEPTION:
             failure = TApplicationException()
@@ -61,9 +89,40 @@ class NewerCalls:
             if number == 1 and field_type == TType.STRUCT:
                 failure = ttypes.MetaException.read(answer)
             else:
-                answer.skip(field_type)
+                result = _read(answer, field_type)
             answer.readFieldEnd()
         answer.readStructEnd()
         answer.readMessageEnd()
         if failure is not None:
             raise failure
+        return result
+
+
+def _compact(fields: Mapping[int, Any]) -> ttypes.ShowCompactResponseElement:
+    """Return an element of the queue of compactions, with the attribute `txnId`."""
+    names = {spec[0]: spec[2] for spec in ttypes.ShowCompactResponseElement.thrift_spec if spec}
+    known = {names[number]: value for number, value in fields.items() if number in names}
+    element = ttypes.ShowCompactResponseElement(**known)
+    element.txnId = fields.get(_TXN_ID, 0)
+    return element
+
+
+def _read(answer: Any, kind: int) -> Any:
+    """Read a value: a struct as a dictionary by the numbers of its fields; None for a kind that is not known here."""
+    if kind == TType.LIST:
+        of, size = answer.readListBegin()
+        values = [_read(answer, of) for _ in range(size)]
+        answer.readListEnd()
+        return values
+    if kind == TType.STRUCT:
+        fields = {}
+        answer.readStructBegin()
+        while (field := answer.readFieldBegin())[1] != TType.STOP:
+            fields[field[2]] = _read(answer, field[1])
+            answer.readFieldEnd()
+        answer.readStructEnd()
+        return fields
+    if kind in _SCALARS:
+        return getattr(answer, _SCALARS[kind])()
+    answer.skip(kind)
+    return None

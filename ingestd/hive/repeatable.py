@@ -15,7 +15,8 @@ _READS = (
     "get_next_notification", "get_not_null_constraints", "get_open_txns", "get_open_txns_info", "get_partition_names",
     "get_partitions_by_names_req", "get_partitions_statistics_req", "get_replication_metrics", "get_scheduled_query",
     "get_table_objects_by_name_req", "get_table_req", "get_tables_by_type", "get_valid_write_ids",
-    "partition_name_has_valid_characters", "partition_name_to_vals", "show_compact", "show_locks",
+    "partition_name_has_valid_characters", "partition_name_to_vals", "show_compact", "show_compact_of",
+    "show_locks",
 )  # fmt: skip
 _STATISTICS = (
     "set_aggr_stats_for", "update_table_column_statistics_req", "update_partition_column_statistics_req",

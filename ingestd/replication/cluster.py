@@ -11,9 +11,7 @@ from dataclasses import dataclass
 
 from ingestd.hive.client import Metastore
 from ingestd.hive.held_lease import HeldLease
-from ingestd.hive.objects import TableObject, drop_table
 from ingestd.hive.tables import TableName
-from ingestd.replication.marks import owns_files
 from ingestd.storage.storages import Storages
 
 
@@ -41,28 +39,3 @@ def load_lease(target: Cluster, database: str) -> HeldLease:
 def owner_of_copies(target: Cluster, database: str) -> str:
     """Return whose the copies of external tables of a database are, as `copying/mirror.py` records it."""
     return f"the database {database} of the metastore {target.metastore.call('get_metastore_db_uuid')}"
-
-
-def drop_copy(target: Cluster, table: TableObject) -> None:
-    """Drop a table of the target, with its files if they are in the warehouse.
-
-    The metastore forgets the write ids of a table only if its data is deleted as well.
-    """
-    abort_left_uploads(target, table)
-    drop_table(target.metastore, table.name, delete_data=owns_files(table))
-
-
-def abort_left_uploads(target: Cluster, table: TableObject) -> None:
-    """Abort the uploads that killed loads have left in the directory of a table whose files are removed with it.
-
-    The metastore removes only the objects. No later load would find the uploads, because it does not copy the files.
-    `target.check` is called before each upload is aborted. In a storage that is not supported, no load can have begun
-    one.
-    """
-
-    def is_garbage(_file: str) -> bool:
-        target.check()
-        return True
-
-    if owns_files(table) and table.location and target.storages.supports(table.location):
-        target.storages.at(table.location).abort_uploads(table.location, is_garbage)

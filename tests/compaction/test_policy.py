@@ -26,6 +26,16 @@ def _entry(number: int, state: str, *, age: float = 0.0, partition: str = "day=x
 
 
 @pytest.mark.parametrize(
+    ("state", "started", "is_being_cleaned"),
+    [("ready for cleaning", 5.0, True), ("ready for cleaning", 0.0, False), ("succeeded", 5.0, False)],
+)
+def test_compaction_when_the_cleaner_has_begun_then_is_being_cleaned_until_it_has_succeeded(
+    state: str, started: float, *, is_being_cleaned: bool
+) -> None:
+    assert replace(_entry(1, state), cleaner_started=started).is_being_cleaned is is_being_cleaned
+
+
+@pytest.mark.parametrize(
     ("state", "age", "allowed"),
     [
         *(("initiated", 90_000, False), ("working", 90_000, False)),

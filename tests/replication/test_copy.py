@@ -24,9 +24,9 @@ from ingestd.errors import StorageUnavailable
 from ingestd.hive.client import Metastore
 from ingestd.hive.objects import TableObject
 from ingestd.replication.cluster import Cluster as Side
-from ingestd.replication.cluster import abort_left_uploads
 from ingestd.replication.copying.copy import Copier, CopyOptions, CopyStopped, Progress, packed
 from ingestd.replication.copying.transfer import Assignment, CopyFile
+from ingestd.replication.load.target_moves import abort_left_uploads
 from ingestd.storage.contract import NoSpace, Storage, Stream, child
 from ingestd.storage.local import LocalStorage
 from ingestd.storage.storages import Storages

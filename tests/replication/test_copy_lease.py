@@ -13,10 +13,11 @@ from hive_metastore import ttypes
 from ingestd.errors import OwnershipLost
 from ingestd.hive.client import Metastore
 from ingestd.hive.objects import TableObject
-from ingestd.replication.cluster import Cluster, abort_left_uploads
+from ingestd.replication.cluster import Cluster
 from ingestd.replication.copying.copy import Copier, CopyOptions
 from ingestd.replication.copying.fence import Fence
 from ingestd.replication.copying.transfer import CopyFile
+from ingestd.replication.load.target_moves import abort_left_uploads
 from ingestd.storage.storages import Storages
 from tests.support.daemon import shared_engine
 from tests.support.s3 import BUCKET, Server

@@ -1,6 +1,9 @@
-"""Compacts tables with the calls of Hive's worker, so that the metastore's cleaner removes the files."""
+"""Compacts tables with the calls of Hive's worker: for the metastore's cleaner, or held in the middle of the work."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
 
 from hive_metastore import ttypes
 
@@ -56,6 +59,57 @@ def _work(metastore: Metastore, storages: Storages, info: ttypes.CompactionInfoS
         storage.write(child(base, entry.name), storage.read(child(delta, entry.name)))
     metastore.call("mark_compacted", info)
     metastore.call("commit_txn", ttypes.CommitTxnRequest(txnid=txn))
+
+
+@dataclass
+class Work:
+    """A major compaction of two deltas that a worker has begun: it has read them, and writes a bucket for each.
+
+    Like Hive's worker, it writes to the directory that the table or partition had at its beginning.
+    """
+
+    metastore: Metastore
+    storages: Storages
+    info: Any
+    txn_id: int
+    base: str
+    contents: list[bytes]
+    written: int = field(default=0)
+
+    def write(self) -> None:
+        """Write the next bucket."""
+        storage = self.storages.at(self.base)
+        storage.make_directories(self.base)
+        storage.write(child(self.base, f"bucket_{self.written:05d}"), self.contents[self.written])
+        self.written += 1
+
+    def finish(self) -> None:
+        """Write the last bucket and commit."""
+        self.write()
+        self.metastore.call("mark_compacted", self.info)
+        self.metastore.call("commit_txn", ttypes.CommitTxnRequest(txnid=self.txn_id))
+
+
+def begin_work(metastore: Metastore, storages: Storages, name: TableName, partition: str = "") -> Work:
+    """Begin a compaction of a table, or of a partition, whose files are those of the write ids 1 and 2."""
+    call, kind = metastore.call, ttypes.CompactionType.MAJOR
+    request = ttypes.CompactionRequest(
+        dbname=name.database, tablename=name.table, partitionname=partition or None, type=kind
+    )
+    call("compact2", request)
+    worker = ttypes.FindNextCompactRequest(workerId="tests", workerVersion="4.2.0")
+    infos = iter(lambda: call("find_next_compact2", worker).ci, None)
+    info = next(info for info in infos if (info.dbname, info.tablename) == (name.database, name.table))
+    opened = ttypes.OpenTxnRequest(
+        num_txns=1, user=metastore.user, hostname="tests", txn_type=ttypes.TxnType.COMPACTION
+    )
+    (txn_id,) = call("open_txns", opened).txn_ids
+    info.highestWriteId, info.runas = 2, metastore.user
+    call("update_compactor_state", info, txn_id)
+    location = child(table_of(metastore, name).location, *filter(None, [partition]))
+    storage = storages.at(location)
+    contents = [storage.read(child(location, delta_name(write_id, 0), "bucket_00000")) for write_id in (1, 2)]
+    return Work(metastore, storages, info, txn_id, child(location, f"base_{2:07d}_v{txn_id:07d}"), contents)
 
 
 def is_cleaned(metastore: Metastore, storages: Storages, name: TableName) -> bool:

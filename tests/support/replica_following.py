@@ -77,11 +77,16 @@ class Following:
         self.directory.finish_dump(dump, metadata)
         return dump
 
-    def load(self, observe: Callable[[Enum], None] = lambda _: None, stop: threading.Event | None = None) -> LoadReport:
-        """Load the dump that is not loaded."""
+    def load(
+        self,
+        observe: Callable[[Enum], None] = lambda _: None,
+        stop: threading.Event | None = None,
+        metastore: Metastore | None = None,
+    ) -> LoadReport:
+        """Load the dump that is not loaded. `metastore` is another connection to the target."""
         dump = self.directory.begin_load()
         assert isinstance(dump, Dump), dump
-        report = self.load_last(observe, stop)
+        report = self.load_last(observe, stop, metastore=metastore)
         self.directory.finish_load(dump)
         return report
 

@@ -10,7 +10,8 @@ renamed meanwhile may have been copied under neither name, and rows that were wr
 may be in neither partition of the copy, or the copy has a newer partition of the old name; then the table is lost. A
 copy that is newer than the table of the events has been dropped before (`_Load.drop_newer_tables`).
 
-A table is lost as well if the metastore refuses its new definition.
+A table is lost as well if the metastore refuses its new definition, or if a compaction of the target begins while the
+table or a partition is renamed (`target_moves.py`).
 
 A partition of a transactional table may get another directory, with other files. Not every event has the old one, so a
 copy keeps the directory of the source (SOURCE_LOCATION); if it changes, the table is lost.
@@ -48,22 +49,26 @@ from ingestd.hive.objects import (
     TableObject,
     add_partitions,
     alter_database,
-    alter_table,
     create_table,
-    drop_partitions,
     find_database,
     find_table,
-    rename_partition,
     table_names,
 )
 from ingestd.hive.partitions import by_call
 from ingestd.hive.tables import WHOLE_TABLE, TableName
-from ingestd.hive.truncation import truncate_at_once, truncate_in_transaction
-from ingestd.replication.cluster import Cluster, drop_copy
+from ingestd.hive.truncation import truncate_in_transaction
+from ingestd.replication.cluster import Cluster
 from ingestd.replication.cycle_plan import Outcome, is_move, is_truncation, write_id_of
 from ingestd.replication.directory.event_records import EventRecord, PartitionColumnsRecord
 from ingestd.replication.exact_statistics import as_exact_as, inexact
 from ingestd.replication.external import target_location
+from ingestd.replication.load.target_moves import (
+    drop_partitions,
+    drop_table,
+    rename_partition,
+    rename_table,
+    truncate_at_once,
+)
 from ingestd.replication.load.target_objects import TargetObjects
 from ingestd.replication.marks import (
     READ_ONLY,
@@ -71,7 +76,6 @@ from ingestd.replication.marks import (
     SOURCE_LOCATION,
     WITHOUT_DIRECTORY,
     marks_of_location,
-    owns_files,
     source_kind,
     without_marks,
 )
@@ -261,8 +265,8 @@ class Definitions:
             changed = changed.with_write_id(write_id)
         if name == table:
             self._alter_or_lose(changed)
-        else:
-            alter_table(self._metastore, self._name(table), changed)
+        elif not rename_table(self._target, before, changed):
+            self._lose(name, f"a compaction of the target began while it was renamed from {table}")
 
     def _alter_or_lose(self, changed: TableObject) -> None:
         """Replace the definition of a table, which is lost if the metastore of the target refuses that.
@@ -297,7 +301,7 @@ class Definitions:
         """Drop a table; the files of an external one stay."""
         existing = find_table(self._metastore, self._name(table))
         if existing is not None:
-            drop_copy(self._target, existing)
+            drop_table(self._target, existing)
 
     def _truncate(self, table: TableObject, partitions: Sequence[str], write_id: int) -> None:
         """Truncate a table, or `partitions` if there are any. The files of external tables are copied by difference."""
@@ -306,7 +310,7 @@ class Definitions:
         if table.kind.is_transactional and write_id > 0:
             truncate_in_transaction(self._metastore, table.name, partitions, write_id)
         elif source_kind(table) is not TableKind.EXTERNAL:
-            truncate_at_once(self._metastore, table.name, partitions)
+            truncate_at_once(self._target, table, partitions)
 
     def _external(self, location: str) -> str:
         return target_location(location, self._external_base)
@@ -353,7 +357,9 @@ class Definitions:
                 parameters.pop(SOURCE_LOCATION, None)
                 parameters |= _marks_of_location(TableObject.parse(message["tableObjJson"]), after)
                 renamed = after.copied(existing_table.name, old.location, parameters)
-                rename_partition(self._metastore, existing_table.name, before.values, renamed)
+                if not rename_partition(self._target, existing_table, old, renamed):
+                    name = existing_table.partition_name(before.values)
+                    self._lose(table, f"a compaction of the target began while the partition {name} was renamed")
             return
         self._change_partitions(existing_table, [after], message)
 
@@ -400,8 +406,7 @@ class Definitions:
                 existing.partition_name([values[key] for key in existing.partition_columns])
                 for values in message["partitions"]
             ]
-            delete_data = owns_files(existing)
-            drop_partitions(self._metastore, existing.name, names, delete_data=delete_data)
+            drop_partitions(self._target, existing, names)
 
     # --- statistics, constraints and functions
 

@@ -379,7 +379,7 @@ class _Load:
                 *(options.on_files, options.observe, loading_name, marks),
             )
             placed = tables.copy_all(self._lost, copier, self._copied, stop)
-            tables.replace_tables(placed)
+            tables.replace_tables(placed, self._lost)
             tables.create_constraints(placed, self._metadata.scope.database)
             for name in record.tables:
                 if name not in placed and name not in self._lost:

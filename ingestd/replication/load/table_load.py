@@ -35,7 +35,7 @@ from ingestd.hive.objects import (
 from ingestd.hive.replay import Replay
 from ingestd.hive.tables import WHOLE_TABLE, TableName
 from ingestd.hive.write_ids import parse
-from ingestd.replication.cluster import Cluster, drop_copy
+from ingestd.replication.cluster import Cluster
 from ingestd.replication.copying.copy import Copier, Progress
 from ingestd.replication.copying.report import Copied
 from ingestd.replication.copying.transfer import CopyFile
@@ -50,6 +50,7 @@ from ingestd.replication.directory.manifest import (
     WithoutDirectoryRecord,
 )
 from ingestd.replication.external import target_location
+from ingestd.replication.load.target_moves import drop_table, rename_table
 from ingestd.replication.marks import (
     CHECKPOINT,
     IDENTITY,
@@ -210,7 +211,7 @@ class TableLoad:
         """Drop a table if it exists; its files only if they are in the warehouse."""
         existing = find_table(self.target.metastore, name)
         if existing is not None:
-            drop_copy(self.target, existing)
+            drop_table(self.target, existing)
 
     def _location(self, table: TableObject) -> str | None:
         """Return the location of a new table; None lets the metastore choose one in its warehouse."""
@@ -301,8 +302,11 @@ class TableLoad:
         parameters.pop(LOADING, None)
         alter_table(self.target.metastore, name, table.copied(name, table.stored_location, parameters))
 
-    def replace_tables(self, placed: Mapping[str, Placed]) -> None:
-        """Replace the tables of the source's names by the complete copies."""
+    def replace_tables(self, placed: Mapping[str, Placed], lost: LostTables) -> None:
+        """Replace the tables of the source's names by the complete copies.
+
+        One that was compacted meanwhile is lost. A table with aborted write ids is compacted as soon as it has them.
+        """
         metastore = self.target.metastore
         for name, target in placed.items():
             if target.table.name.table == name:
@@ -313,7 +317,9 @@ class TableLoad:
             table = find_table(metastore, target.table.name)
             if table is None:
                 raise self._dropped(target.table.name)
-            alter_table(metastore, target.table.name, table.copied(final, table.stored_location, table.parameters))
+            renamed = table.copied(final, table.stored_location, table.parameters)
+            if not rename_table(self.target, table, renamed):
+                lost.add(name, "a compaction of the target began while the complete copy was renamed")
             self.observe(LoadStep.REPLACED)
 
     # --- constraints
