@@ -22,11 +22,11 @@ _TOKEN = re.compile(
 )
 _QUOTES = "'\""
 _BEFORE_TABLES = frozenset(("FROM", "JOIN"))
-# The comma after them separates tables, as it does after FROM.
+# The comma after them separates tables, as it does after FROM. One in a parenthesis after them does not.
 _IN_JOIN = frozenset(("ON", "USING"))
 _AFTER_TABLES = frozenset((
     "SELECT", "WHERE", "GROUP", "HAVING", "ORDER", "SORT", "CLUSTER", "DISTRIBUTE", "WINDOW", "QUALIFY", "LIMIT",
-    "LATERAL", "UNION", "INTERSECT", "EXCEPT", "MINUS", "WITH",
+    "LATERAL", "UNION", "INTERSECT", "EXCEPT", "MINUS", "WITH", "PARTITION",
 ))  # fmt: skip
 
 
@@ -65,7 +65,7 @@ class _Mover:
 
     def _add_symbol(self, symbol: str) -> None:
         if symbol == "(":
-            self.clauses.append(self.clauses[-1])
+            self.clauses.append("" if self.clauses[-1] in _IN_JOIN else self.clauses[-1])
             self.queries.append(False)
             self.last = ""
             return
@@ -79,6 +79,8 @@ class _Mover:
     def _add_word(self, word: str) -> None:
         self.queries[-1] |= word == "SELECT" or (word == "FROM" and not self.last)
         is_clause = word != "FROM" or (self.queries[-1] and self.last != "DISTINCT")
+        if word == "ON" and not self.last and self.clauses[-1] in _BEFORE_TABLES:
+            word = "FROM"  # the table that is given to a function of tables, such as `noop(ON t PARTITION BY a)`
         if is_clause and (word in _BEFORE_TABLES or word in _IN_JOIN or word in _AFTER_TABLES):
             self.clauses[-1] = word
         self.last = word

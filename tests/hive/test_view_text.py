@@ -34,6 +34,15 @@ from ingestd.hive.view_text import moved_text
             "SELECT 1 FROM ((SELECT 1 FROM src.a) UNION (FROM src.b SELECT src.f(1, src.c))) q JOIN src.d ON (1)",
             "SELECT 1 FROM ((SELECT 1 FROM `to`.a) UNION (FROM `to`.b SELECT `to`.f(1, src.c))) q JOIN `to`.d ON (1)",
         ),
+        # Commas in a condition of a join, whose columns are of a table that is named like the database.
+        (
+            "SELECT 1 FROM src.`src` JOIN src.a ON f(1, `src`.`y`) AND (1, src.z) IN (SELECT 1 FROM src.b), src.c",
+            "SELECT 1 FROM `to`.`src` JOIN `to`.a ON f(1, `src`.`y`) AND (1, src.z) IN (SELECT 1 FROM `to`.b), `to`.c",
+        ),
+        (
+            "SELECT 1 FROM noop(ON noop(ON src.t PARTITION BY src.a) ORDER BY src.b, src.c) JOIN src.d USING (a, b)",
+            "SELECT 1 FROM noop(ON noop(ON `to`.t PARTITION BY src.a) ORDER BY src.b, src.c) JOIN `to`.d USING (a, b)",
+        ),
         ("SELECT 'it\\'s from src.t', \"from src.t\"", "SELECT 'it\\'s from src.t', \"from src.t\""),
         ("SELECT 1 -- from src.t\nFROM /* from src.t */ src.t", "SELECT 1 -- from src.t\nFROM /* from src.t */ `to`.t"),
         ("SELECT 1 FROM `asrc`.`t`, `src2`.`t`, `a``src`.`t`", "SELECT 1 FROM `asrc`.`t`, `src2`.`t`, `a``src`.`t`"),
