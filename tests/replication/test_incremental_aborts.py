@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ingestd.hive.objects import alter_table
+from ingestd.hive.objects import alter_partitions, alter_table, find_partitions
 from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import Transaction, abort, commit
 from ingestd.hive.truncation import truncate_in_transaction
@@ -131,3 +131,23 @@ def test_table_when_lost_before_an_open_transaction_commits_then_shows_none_of_i
     assert after == before
     assert following.cycle().bootstrapped == ("t",)
     assert_same(following)
+
+
+@pytest.mark.parametrize("is_open_before", [False, True])
+def test_table_when_its_definition_is_lost_before_a_commit_then_shows_none_of_its_rows(
+    following: Following, side: Side, table: TableName, tmp_path: Path, *, is_open_before: bool
+) -> None:
+    """The files of the commit are copied before the change that the target cannot follow."""
+    txn, write_id = begin_locked(side, table, "day=a")
+    if is_open_before:
+        following.cycle()
+    before = following.states()[1]
+    (partition,) = find_partitions(side.metastore, table, ["day=a"])
+    place = tmp_path / "elsewhere"
+    place.mkdir()
+    alter_partitions(side.metastore, table, [partition.copied(table, f"file:{place}", partition.parameters)])
+    place_files(side, table, txn, write_id, (INSERT,), partition="day=a")
+    commit(side.metastore, txn)
+    assert following.cycle().lost == ("t",)
+    assert following.states()[1] == before
+    assert following.cycle().bootstrapped == ("t",)

@@ -1,7 +1,7 @@
 """Copies the files of many commits at once, before the events of their tables are replayed.
 
 Invariant: when an event of a table is replayed, the files of the next commits of the table are in place, or the table
-is lost (`directory/lost_tables.py`); then none of the files that were copied with the missing one are.
+is lost (`directory/lost_tables.py`). Before a commit makes files of a lost table visible, they are removed.
 
 Files under write ids that are not committed are invisible, so one copy places the files of all commits that it can. It
 must not run ahead of an event that moves or removes the directory (a barrier): the files of a commit are copied as soon
@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from ingestd.hive.objects import TableObject
 from ingestd.hive.replay import Replay
 from ingestd.replication.copying.copy import Copier, Progress
 from ingestd.replication.copying.report import Copied
@@ -57,7 +58,9 @@ class CopyAhead:
             return False
         files = {}
         for record in self._files(event):
-            file = self._copy_of(record)
+            table = self.definitions.table(record.table)
+            assert table is not None  # `_files` yields none of a missing table
+            file = self._copy_of(record, table)
             files[file.target] = (file, record)
         result = copier.copy([file for file, _ in files.values()], stop=stop, on_progress=self._report)
         self.copied.add(result)
@@ -68,16 +71,27 @@ class CopyAhead:
                 self.absent.add(loss.file.target)
             else:
                 lost.setdefault(record.table, loss.reason)
-        self._remove((copied.file for copied in result.copied if files[copied.file.target][1].table in lost), copier)
-        for table, reason in lost.items():
-            self.lost.add(table, f"a file of the source vanished before it was copied: {reason}")
+        for name, reason in lost.items():
+            self.lost.add(name, f"a file of the source vanished before it was copied: {reason}")
         return True
 
-    def _remove(self, files: Iterable[CopyFile], copier: Copier) -> None:
-        """Remove files of tables that are lost: if a transaction has its write id from an earlier cycle, it commits."""
-        for file in files:
-            copier.check()
-            self.storages.at(file.target).remove_file(file.target)
+    def remove(self, event: int, files: Iterable[WrittenFileRecord], check: Callable[[], None]) -> None:
+        """Remove the copies of files of the commit `event` that it would make visible although their tables are lost.
+
+        The write id of a lost table becomes valid with the transaction if it was allocated before the table was lost.
+        `check` is called before each change.
+        """
+        mapped: dict[tuple[str, int], bool] = {}
+        for record in files:
+            write, table = (record.table, record.write_id), self.definitions.find(record.table)
+            if record.table not in self.lost or table is None:
+                continue
+            if write not in mapped:
+                mapped[write] = self.replay.has(self.plan.commits[event], table.name, record.write_id)
+            if mapped[write]:
+                check()
+                file = self._copy_of(record, table).target
+                self.storages.at(file).remove_file(file)
 
     def _committed_later(self) -> Iterator[WrittenFileRecord]:
         """Yield the files of the commits that are not replayed yet."""
@@ -107,9 +121,7 @@ class CopyAhead:
             if record.write_id > highest[record.table] or is_open[write]:
                 yield record
 
-    def _copy_of(self, record: WrittenFileRecord) -> CopyFile:
-        table = self.definitions.table(record.table)
-        assert table is not None  # `_files` yields none of a missing table
+    def _copy_of(self, record: WrittenFileRecord, table: TableObject) -> CopyFile:
         directory = child(table.location, *filter(None, [record.partition, record.directory]))
         archive = record.archive or None
         return CopyFile(record.source, record.length, directory, record.name, archive, written=record.written)

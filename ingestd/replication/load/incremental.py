@@ -303,7 +303,9 @@ class _Load:
             elif not self._is_unsettled(self._name(write.table)) and not self._replay.is_ambiguous(record.event):
                 raise self._changed(write.table, write.write_id)
         if txn_id in self._replay.open_transactions:
-            self._replay.commit(txn_id, self._on_target(writes, self._written_files.take(record.event)), record.event)
+            files = self._written_files.take(record.event)
+            self._ahead.remove(record.event, files, self._target.check)
+            self._replay.commit(txn_id, self._on_target(writes, files), record.event)
             self._unstored = 0
             self._options.observe(ReplayStep.COMMITTED)
 
