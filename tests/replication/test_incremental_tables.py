@@ -215,6 +215,26 @@ def test_table_when_the_target_refuses_its_new_type_then_the_next_cycle_copies_i
     assert_same(following)
 
 
+def test_table_when_the_target_refuses_the_rename_of_a_partition_then_the_next_cycle_copies_it(
+    following: Following,
+) -> None:
+    side, name, other = following.replica.source, following.name("t"), following.name("other")
+    make_table(side.metastore, name, partitioned=True)
+    make_table(side.metastore, other)
+    insert(side, name, [(1, "a")])
+    following.cycle()
+    copied = TableName(following.target, "t")
+    (local_path(table_of(following.replica.target.metastore, copied).location) / "day=c").mkdir()
+    (partition,) = find_partitions(side.metastore, name, ["day=a"])
+    partition.raw.values = ["c"]
+    rename_partition(side.metastore, name, ["a"], partition)
+    insert(side, other, [(2, "b")])
+    assert following.cycle().lost == ("t",)
+    assert read_rows(following.replica.target.metastore, TableName(following.target, "other")) == [(2, "b")]
+    assert following.cycle().bootstrapped == ("t",)
+    assert read_rows(following.replica.target.metastore, copied) == [(1, "c")]
+
+
 def test_table_when_rebalanced_then_the_cycle_copies_it(following: Following) -> None:
     """The calls are those of a worker of Hive, which gives the rows of both files the numbers 0 and 1."""
     side, name = following.replica.source, following.name("t")

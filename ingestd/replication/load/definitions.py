@@ -10,8 +10,9 @@ renamed meanwhile may have been copied under neither name, and rows that were wr
 may be in neither partition of the copy, or the copy has a newer partition of the old name; then the table is lost. A
 copy that is newer than the table of the events has been dropped before (`_Load.drop_newer_tables`).
 
-A table is lost as well if the metastore refuses its new definition, or if a compaction of the target begins while the
-table or a partition is renamed (`target_moves.py`).
+A table is lost as well if the metastore of the target refuses a change of it: only that of the source may allow a type
+that cannot be converted to the new one, or the target may have the directory of a new partition. So is a table whose
+compaction begins on the target while it is renamed (`target_moves.py`).
 
 A partition of a transactional table may get another directory, with other files. Not every event has the old one, so a
 copy keeps the directory of the source (SOURCE_LOCATION); if it changes, the table is lost.
@@ -28,7 +29,7 @@ from functools import partial
 from typing import Any
 
 from ingestd.errors import InvalidTable, ReplicationError
-from ingestd.hive.answers import MetastoreRefusal
+from ingestd.hive.answers import MetastoreRefusal, UnknownCall
 from ingestd.hive.attachments import (
     ColumnStatistics,
     Constraint,
@@ -166,7 +167,8 @@ class Definitions:
 
         `columns` are the columns that partitions of its table then have.
 
-        Raises ReplicationError for a type that is not known, and the errors of the metastore.
+        Raises ReplicationError for a type that is not known, and the errors of the metastore, except its refusals to
+        change a table.
         """
         handler = self._handlers.get(record.type)
         if handler is None:
@@ -174,7 +176,13 @@ class Definitions:
                 f"events of the type {record.type} cannot be replayed", where=f"event {record.event}"
             )
         self._event, self._outcome, self._columns = record.event, outcome, columns
-        handler(record.table, record.message)
+        try:
+            handler(record.table, record.message)
+        except MetastoreRefusal as refusal:
+            if not record.table or isinstance(refusal, UnknownCall):
+                raise
+            self._lose(record.table, f"the metastore refused its change by the event {record.event}: {refusal}")
+            self._objects.forget()
         if not is_repeatable(record):
             self._objects.forget()
 
@@ -264,22 +272,17 @@ class Definitions:
         if write_id > 0:
             changed = changed.with_write_id(write_id)
         if name == table:
-            self._alter_or_lose(changed)
+            self._alter_columns(changed)
         elif not rename_table(self._target, before, changed):
             self._lose(name, f"a compaction of the target began while it was renamed from {table}")
 
-    def _alter_or_lose(self, changed: TableObject) -> None:
-        """Replace the definition of a table, which is lost if the metastore of the target refuses that.
+    def _alter_columns(self, changed: TableObject) -> None:
+        """Replace the definition of a table, and the columns of partitions that the event has changed.
 
-        For example, only that of the source allows a type that cannot be converted to the new one. If all partitions
-        have the columns of the table, the same call changes them.
+        If all partitions have the columns of the table, one call changes both.
         """
         cascade = [record.columns for record in self._columns] == [changed.columns]
-        try:
-            self._objects.alter_table(changed, cascade=cascade)
-        except MetastoreRefusal as refusal:
-            self._lose(changed.name.table, f"the metastore refused its new definition: {refusal}")
-            return
+        self._objects.alter_table(changed, cascade=cascade)
         for record in () if cascade else self._columns:
             self._change_columns(changed, record.columns, record.partitions)
 
