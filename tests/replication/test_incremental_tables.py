@@ -29,6 +29,7 @@ from ingestd.hive.transactions import abort, allocate, begin, commit
 from ingestd.replication.dump.bootstrap import DumpStep
 from ingestd.replication.lag import compare_definitions
 from ingestd.replication.load.incremental import ReplayStep
+from ingestd.replication.marks import SOURCE_LOCATION, without_marks
 from ingestd.replication.statements.scope import Scope
 from ingestd.storage.contract import NotFound, child
 from ingestd.storage.local import local_path
@@ -291,6 +292,37 @@ def test_partition_when_it_gets_another_directory_then_the_next_cycle_copies_its
     assert following.cycle().lost == ("t",)
     following.cycle()
     assert read_rows(following.replica.target.metastore, copied) == read_rows(side.metastore, name)
+
+
+def test_partition_when_an_earlier_release_has_copied_it_from_another_directory_then_its_table_is_copied_once(
+    following: Following, tmp_path: Path
+) -> None:
+    """Its copy does not have the directory of the source. One in its own directory needs no mark."""
+    side, name, copied = following.replica.source, following.name("t"), TableName(following.target, "t")
+    there = following.replica.target.metastore
+    make_table(side.metastore, name, partitioned=True)
+    insert(side, name, [(1, "own")])
+    (partition,) = find_partitions(side.metastore, name, ["day=own"])
+    apart = partition.copied(name, f"file:{tmp_path}/apart", partition.parameters)
+    apart.raw.values = ["apart"]
+    add_partitions(side.metastore, table_of(side.metastore, name), [apart])
+    insert(side, name, [(2, "apart")])
+    following.cycle()
+    marked = list(find_partitions(there, copied, ["day=own", "day=apart"]))
+    assert sum(SOURCE_LOCATION in partition.parameters for partition in marked) == 1
+    alter_partitions(there, copied, [each.with_parameters(without_marks(each.parameters)) for each in marked])
+
+    def change(day: str) -> None:
+        (changed,) = find_partitions(side.metastore, name, [f"day={day}"])
+        parameters = {**changed.parameters, "another": "parameter"}
+        alter_partitions(side.metastore, name, [changed.with_parameters(parameters)])
+
+    change("own")
+    assert following.cycle().lost == ()
+    for lost in (("t",), (), ()):
+        change("apart")
+        assert following.cycle().lost == lost
+    assert read_rows(there, copied) == read_rows(side.metastore, name) == [(1, "own"), (2, "apart")]
 
 
 def test_managed_table_without_transactions_when_written_then_each_cycle_copies_it(following: Following) -> None:

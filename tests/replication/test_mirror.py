@@ -215,6 +215,7 @@ def test_mirror_when_an_earlier_release_has_copied_then_the_copy_gets_its_owner(
     version = copied_versions(local_root.storages, pair)["file"]
     lines = "\n".join(map(json.dumps, (pair.source, ["file", *version])))
     _put(local_root, "target/.ingestd-mirror", gzip.compress(lines.encode()))
+    assert copied_versions(local_root.storages, pair) == {"file": version}
 
     def update(source: str, owner: str) -> MirrorResult:
         mirrors = Mirrors(local_root.storages, Copier(local_root.storages), owner=owner)
