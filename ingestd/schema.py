@@ -7,7 +7,7 @@ Source of the type names: Hive's `serdeConstants` and `TypeInfoUtils`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -47,6 +47,11 @@ _VIRTUAL = frozenset((
     "row__is__deleted", "grouping__id", "partition__spec__id", "partition__hash", "partition__projection", "file__path",
     "row__position",
 ))  # fmt: skip
+# Of structs inside each other, through arrays and maps as well. HiveServer2 needs twice the time for each level more to
+# compile any query of the table, and compiles no other query meanwhile (TypeConverter.convertStructType).
+MAX_STRUCTS = 8
+# Of the text of a type, which is TYPE_NAME in the table COLUMNS_V2 of the metastore (package.jdo).
+MAX_TYPE_CHARACTERS = 32_672
 _USABLE = (
     "use boolean, tinyint, smallint, int, bigint, float, double, decimal, string, varchar, char, date, timestamp, "
     "binary, or array, map and struct of these"
@@ -298,3 +303,42 @@ def require_visible(columns: Iterable[Column]) -> None:
                 where=f"column {column.name}",
                 hint="give the column, or the field of the records, another name",
             )
+
+
+def require_queryable(columns: Iterable[Column], present: Iterable[Column] = ()) -> None:
+    """Raise InvalidTable for a type, other than those of `present`, that is too deep for queries or too long to store.
+
+    Fields of structs that are already there are not counted, however deep they are.
+    """
+    stored = {column.name: column.type for column in present}
+    for column in columns:
+        before = stored.get(column.name)
+        if column.type == before:
+            continue
+        deep = next(_deep_structs(column.type, before, 0, column.name), "")
+        if deep:
+            raise InvalidTable(
+                f"more than {MAX_STRUCTS} structs would be inside each other; with each, HiveServer2 needs twice the"
+                " time to compile any query of the table",
+                where=f"column {deep}",
+                hint="add the column with ALTER TABLE if you need it nevertheless, or set schema_evolution: none",
+            )
+        if (length := len(str(column.type))) > MAX_TYPE_CHARACTERS:
+            raise InvalidTable(
+                f"the type would have {length:,} characters, and the metastore stores {MAX_TYPE_CHARACTERS:,}",
+                where=f"column {column.name}",
+                hint="set schema_evolution: none, and add the columns that you need; a map or a string stores JSON"
+                " objects of any size",
+            )
+
+
+def _deep_structs(kind: HiveType, stored: HiveType | None, levels: int, path: str) -> Iterator[str]:
+    """Yield the paths of structs that are inside of `levels` others and too deep, unless they are in `stored`."""
+    inside = {} if stored is None or stored.kind != kind.kind else _children((stored,))
+    if kind.kind == "struct":
+        levels += 1
+        if levels > MAX_STRUCTS and not inside:
+            yield path
+    for name, [child] in _children((kind,)).items():
+        [before] = inside.get(name, [None])
+        yield from _deep_structs(child, before, levels, f"{path}.{name}" if kind.kind == "struct" else path)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingestd.schema import HiveType
+from ingestd.errors import InvalidTable
+from ingestd.schema import Column, HiveType, require_queryable
 
 
 @pytest.mark.parametrize(
@@ -101,3 +102,39 @@ def test_type_when_some_are_wider_then_all_widen_it_to_one_type_in_any_order(
     assert widened.holds(mine)
     assert mine.widened(*others[start:], *reversed(others[:start]), *others) == widened
     assert (widened == mine) == all(mine.widened(other) == mine for other in others)
+
+
+def _nested(levels: int, inner: str = "bigint", opening: str = "struct<a:") -> str:
+    return opening * levels + inner + ">" * levels * opening.count("<")
+
+
+@pytest.mark.parametrize("opening", ["struct<a:", "struct<a:array<", "struct<a:map<string,"])
+def test_type_when_more_than_eight_structs_are_inside_each_other_then_refused_with_the_path(opening: str) -> None:
+    require_queryable([_column(_nested(8, opening=opening)), _column(_nested(50, opening="array<"))])
+    for levels in (9, 30):
+        with pytest.raises(InvalidTable, match=r"^column x(\.a){8}: more than 8 structs would be inside each other"):
+            require_queryable([_column("int"), _column(_nested(levels, opening=opening))])
+
+
+def test_type_when_the_table_has_deep_structs_then_only_deeper_ones_are_refused() -> None:
+    present = [_column(_nested(12)), _column("int", "y")]
+    for kind in (_nested(12, "decimal(20,0)"), _nested(11, "struct<b:int,a:bigint>"), _nested(12)):
+        require_queryable([_column(kind), _column("bigint", "y")], present)
+    for kind, path in ((_nested(13), r"(\.a){12}"), (_nested(11, "struct<a:bigint,b:struct<c:int>>"), r"(\.a){11}\.b")):
+        with pytest.raises(InvalidTable, match=f"^column x{path}: more than 8 structs"):
+            require_queryable([_column(kind)], present)
+    with pytest.raises(InvalidTable, match=r"^column y(\.a){8}: more than 8 structs"):
+        require_queryable([_column(_nested(12), "y")], present)
+
+
+def test_type_when_its_text_is_longer_than_the_metastore_stores_then_refused() -> None:
+    longest = f"struct<a:int,{'b' * (32_672 - len('struct<a:int,:int>'))}:int>"
+    require_queryable([_column(longest)])
+    longer = _column(longest.replace("a:int", "a:date"))
+    with pytest.raises(InvalidTable, match=r"^column x: the type would have 32,673 characters, .* stores 32,672 →"):
+        require_queryable([longer], [_column(longest)])
+    require_queryable([longer], [longer])
+
+
+def _column(kind: str, name: str = "x") -> Column:
+    return Column(name, HiveType.parse(kind))

@@ -19,7 +19,7 @@ from ingestd.formats.record_decoder import MixedTimestamps, RecordDecoder, Rejec
 from ingestd.formats.registry import InvalidSchema
 from ingestd.formats.row_batches import NANOS_PER_MICRO, Row, Value, arrow_of, batch_of
 from ingestd.formats.values import Ints, Records, spread
-from ingestd.schema import Column, HiveType
+from ingestd.schema import Column, HiveType, require_queryable
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -32,13 +32,19 @@ ReadRows = Callable[[Records, Ints, Ints], pa.StructArray]
 def joined_columns(rows: Iterable[HiveType]) -> tuple[Column, ...]:
     """Return a column for each field of structs, one struct for each schema, in their order.
 
-    The column of a field of several schemas can store the values of all. Raises InvalidSchema if there is none.
+    The column of a field of several schemas can store the values of all. Raises InvalidSchema if there is none, or if
+    its type is too deep or too large (`require_queryable`).
     """
     types: dict[str, list[HiveType]] = {}
     for row in rows:
         for name, kind in zip(row.names, row.children, strict=True):
             types.setdefault(name, []).append(kind)
-    return tuple(Column(name, _common(name, kinds)) for name, kinds in types.items())
+    columns = tuple(Column(name, _common(name, kinds)) for name, kinds in types.items())
+    try:
+        require_queryable(columns)
+    except InvalidTable as error:
+        raise InvalidSchema(f"{error.where}: {error.what}") from None
+    return columns
 
 
 def _common(name: str, kinds: Sequence[HiveType]) -> HiveType:

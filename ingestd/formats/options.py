@@ -35,6 +35,9 @@ FormatOptions = (
     | ProtobufOptions
 )
 
+Join = Callable[[Iterable[Column], Iterable[Column]], tuple[Column, ...]]
+"""Joins the needed columns of the same name; its second argument are the columns of the table."""
+
 
 def decoder_of(options: FormatOptions, columns: Sequence[Column], registry: Registry | None) -> RecordDecoder:
     """Return the decoder of a format, which may find schemas in the registry. Raises ConfigError."""
@@ -55,12 +58,16 @@ def can_evolve(options: FormatOptions) -> bool:
     return isinstance(options, (AvroOptions, ProtobufOptions))
 
 
-def join_of(options: FormatOptions) -> Callable[[Iterable[Column]], tuple[Column, ...]]:
+def join_of(options: FormatOptions) -> Join:
     """Return the function that joins the columns that several decoders of the format need (`Evolving`).
 
     The types that schemas need for a field are compared all at once, and not here.
     """
-    return joined_needs if isinstance(options, JsonOptions) else tuple
+    return joined_needs if isinstance(options, JsonOptions) else _all
+
+
+def _all(columns: Iterable[Column], _present: Iterable[Column]) -> tuple[Column, ...]:
+    return tuple(columns)
 
 
 def schema_columns(options: FormatOptions, registry: Registry | None, topics: Sequence[str]) -> tuple[Column, ...]:

@@ -22,7 +22,7 @@ from ingestd.formats.registry import RegistryOptions
 from ingestd.hive.creation import FIXED_PROPERTIES
 from ingestd.hive.tables import TableName
 from ingestd.keys import NOT_A_KEY, NOT_EMPTY, Bytes, Check, Count, Doc, Reads, Seconds, Setting, Shorthand, matching
-from ingestd.schema import HiveType
+from ingestd.schema import Column, HiveType, require_queryable
 
 OnLoss = Literal["stop", "earliest", "latest"]
 OnError = Literal["stop", "skip", "dead_letter"]
@@ -227,7 +227,13 @@ class CreateTableOptions:
     ] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raise ConfigError if a column is also a partition column."""
+        """Raise ConfigError if a column is also a partition column, or its type is too deep or too large."""
+        try:
+            require_queryable(Column(name, HiveType.parse(text)) for name, text in self.columns.items())
+        except InvalidTable as error:
+            name = error.where.removeprefix("column ").partition(".")[0]
+            hint = "create the table yourself if you need such a column"
+            raise ConfigError(error.what, where=f".columns.{name}", hint=hint) from None
         both = sorted(set(self.columns) & set(self.partitioned_by))
         if both:
             raise ConfigError(

@@ -8,6 +8,7 @@ import pty
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -269,6 +270,19 @@ def test_proposal_when_records_name_a_schema_then_the_registry_tells_the_format_
         identifier = server.register("topic-value", {"schema": json.dumps(avro)})
         found = propose([b"\0" + identifier.to_bytes(4, "big") + b"\2"], None, registry, "topic")
         assert (found.format, [str(column.type) for column in found.columns]) == ({"type": "avro"}, ["bigint"])
+        deep: Any = "long"
+        for level in range(9):
+            deep = {"type": "record", "name": f"r{level}", "fields": [{"name": "a", "type": deep}]}
+        server.register("deep-value", {"schema": json.dumps({**avro, "fields": [{"name": "x", "type": deep}]})})
+        found = propose([b"\0" + identifier.to_bytes(4, "big") + b"\2"], None, registry, "deep")
+        assert (found.format, found.columns) == ({"type": "avro"}, ())
+        assert "more than 8 structs would be inside each other" in found.note
+
+
+def test_proposal_when_objects_are_deep_then_those_below_eight_structs_are_text() -> None:
+    deep = b'{"x": %s1%s}' % (b'[{"a":' * 12, b"}]" * 12)
+    [column] = _proposed(deep).columns
+    assert str(column.type) == "array<struct<a:" * 8 + "array<string>" + ">>" * 8
 
 
 def test_match_when_the_sample_has_records_that_stop_a_mapping_then_counts_misfits() -> None:

@@ -41,6 +41,14 @@ def test_section_when_empty_then_accepted_only_for_formats_with_schemas() -> Non
         ({"columns": {"id": "text"}}, "columns.id: must be a type that can be stored: type text is not supported"),
         ({"columns": {"id": "int", "ID": "int"}}, "columns: must name each column once"),
         ({"columns": {"a b": "int"}}, "columns: must name each column once, with letters, digits and _"),
+        (
+            {"columns": {"id": "int", "x": f"array<{'struct<a:' * 9}int{'>' * 10}"}},
+            r"columns.x: more than 8 structs would be inside each other; .* → create the table yourself",
+        ),
+        (
+            {"columns": {"x": f"struct<{','.join(f'a_long_name_{n}:int' for n in range(2_000))}>"}},
+            "columns.x: the type would have 40,897 characters, and the metastore stores 32,672 → create the table",
+        ),
         ({"columns": {"id": "int"}, "partitioned_by": {"id": "int"}}, "partitioned_by: id is also in columns"),
         ({"columns": {"id": "int"}, "partitioned_by": {"d": "array<int>"}}, "partitioned_by.d: must not be an array"),
         (

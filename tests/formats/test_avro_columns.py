@@ -90,6 +90,18 @@ def test_schema_when_a_short_one_describes_a_large_or_a_deep_row_then_refused() 
             needed_columns(record, [])
 
 
+def test_schema_when_a_new_table_would_have_deep_or_large_structs_then_refused_with_the_path() -> None:
+    deep: Any = "int"
+    for level in range(9):
+        deep = _record(f"r{level}", a={"type": "map", "values": deep})
+    with pytest.raises(InvalidSchema, match=r"column field(\.a){8}: more than 8 structs would be inside each other"):
+        _columns({"field": deep})
+    wide = _record("wide", **{f"field_{number}": "long" for number in range(1_500)})
+    assert _columns({"field": wide})["field"].count("bigint") == 1_500
+    with pytest.raises(InvalidSchema, match=r"column field: the type would have .* the metastore stores 32,672"):
+        _columns({"field": _record("longer", wide=wide, more={"type": "map", "values": "wide"})})
+
+
 def test_schemas_when_they_differ_then_columns_store_the_records_of_both() -> None:
     assert _columns({"a": "int", "b": "string"}, {"a": "long", "c": INNER}) == {
         "a": "bigint",

@@ -73,6 +73,24 @@ def test_new_column_when_objects_are_deep_then_those_below_eight_structs_are_tex
         assert found.count("struct<") == 8
         decoded = _decoder(id="int", new=found).decode([record])
         assert (decoded.rows, decoded.rejects) == (1, [])
+    deeper = "struct<a:" * 12 + "int" + ">" * 12
+    record = b'{"id": 1, "new": %s1, "b": {"c": 1}%s}' % (b'{"a":' * 12, b"}" * 12)
+    assert _needed(_decoder(id="int", new=deeper), record)["new"] == deeper.replace("int", "int,b:string")
+
+
+def test_new_column_when_the_metastore_could_not_store_its_type_then_is_text_in_any_task() -> None:
+    names = [f"a_long_name_{'x' * 100}_{number}" for number in range(70)]
+    records = [
+        json.dumps({"id": 1, "new": {f"{part}{number}": dict.fromkeys(names, 1) for number in range(2)}}).encode()
+        for part in ("a", "b")
+    ]
+    half = str(_of_tasks({}, records[:1])[1].type)
+    assert half.count("bigint") == 140
+    assert 16_336 < len(half) < 32_672
+    for parts in ([records], [records[:1], records[1:]], [records[1:], records[:1], records]):
+        assert _of_tasks({}, *parts) == _columns(id="int", new="string")
+        with pytest.raises(InvalidTable, match=r"column new: the type would have .* the metastore stores 32,672"):
+            _of_tasks({"new": half}, *parts)
 
 
 def test_new_column_when_its_field_is_null_or_stored_elsewhere_or_of_a_reject_then_is_not_needed() -> None:
@@ -285,7 +303,7 @@ def _sorted(kind: HiveType) -> HiveType:
 def _of_tasks(stored: dict[str, str], *parts: Sequence[bytes]) -> tuple[Column, ...]:
     """Return the columns for the records of several tasks, which find their types without those of the others."""
     needed = (column for part in parts for column in _decoder(id="int", **stored).needed_columns(part, ()))
-    return _evolved(stored, join_of(JsonOptions())(needed))
+    return _evolved(stored, join_of(JsonOptions())(needed, _columns(id="int", **stored)))
 
 
 def _evolved(stored: dict[str, str], needed: Iterable[Column]) -> tuple[Column, ...]:

@@ -9,7 +9,7 @@ needs a string, and so do values that have no other type in common.
 | whole numbers, up to the limits of bigint | bigint |
 | numbers, some with a fraction or an exponent | double |
 | arrays; without elements | array of the type of the elements; array<string> |
-| objects whose names are words of ASCII, up to 8 levels | struct |
+| objects whose names are words of ASCII, up to `MAX_STRUCTS` inside each other | struct |
 | anything else, and mixtures | string |
 """
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import compress
@@ -29,14 +29,12 @@ import pyarrow.compute as pc
 from ingestd.errors import InvalidTable
 from ingestd.formats.json.tape import OPEN_ARRAY, OPEN_OBJECT, SCALAR, STRING, Ints, Mask, Tape
 from ingestd.formats.unmatched import is_envelope, is_envelope_field
-from ingestd.schema import INTEGER_BITS, Column, HiveType
+from ingestd.schema import INTEGER_BITS, MAX_STRUCTS, MAX_TYPE_CHARACTERS, Column, HiveType
 
 _NAME = re.compile(r"[a-z0-9_]{1,128}")
 # Objects with more different names than this have data as names. No table could follow them.
 _MAX_NAMES = 1000
 _MAX_STRUCT_NAMES = 100
-# Of structs inside each other. HiveServer2 needs twice the time to compile any query of a table for each level more.
-_MAX_STRUCTS = 8
 _BIGINT_DIGITS = 19
 _TEXT = HiveType("string")
 _BOOLEAN, _DOUBLE, _BIGINT = HiveType("boolean"), HiveType("double"), HiveType("bigint")
@@ -83,7 +81,7 @@ def needed(fields: HiveType, columns: Sequence[Column], others: Collection[str])
     needs = []
     for name, kind in zip(fields.names, fields.children, strict=True):
         if name not in others and kind != _UNKNOWN:
-            needs.append(Column(_checked(name, ""), _needed(kind, stored.get(name), name)))
+            needs.append(_column(_checked(name, ""), _needed(kind, stored.get(name), name), stored))
     return tuple(needs)
 
 
@@ -213,12 +211,22 @@ def _whole(digits: pa.StringArray) -> HiveType:
     return joined(common, next(HiveType(kind) for kind, bits in INTEGER_BITS.items() if largest < 1 << (bits - 1)))
 
 
-def joined_needs(columns: Iterable[Column]) -> tuple[Column, ...]:
-    """Return a column of each name, which stores what all columns of this name, of different records, store."""
+def joined_needs(columns: Iterable[Column], present: Iterable[Column]) -> tuple[Column, ...]:
+    """Return a column of each name, which stores what all columns of this name, of different records, store.
+
+    `present` are the columns of the table.
+    """
     types: dict[str, HiveType] = {}
     for column in columns:
         types[column.name] = _without_mixtures(joined(types.get(column.name, column.type), column.type))
-    return tuple(map(Column, types, types.values()))
+    stored = {column.name: column.type for column in present}
+    return tuple(_column(name, kind, stored) for name, kind in types.items())
+
+
+def _column(name: str, kind: HiveType, stored: Mapping[str, HiveType]) -> Column:
+    """Return a column that is needed: a new one is a string if the metastore could not store its type."""
+    is_too_long = name not in stored and len(str(kind.known)) > MAX_TYPE_CHARACTERS
+    return Column(name, _TEXT if is_too_long else kind)
 
 
 def _without_mixtures(kind: HiveType) -> HiveType:
@@ -318,7 +326,7 @@ def _new(seen: HiveType, structs: int) -> HiveType:
         return HiveType("array", children=(_new(seen.children[0], structs),))
     if seen.kind == "map" or (seen.kind == _MIXED and seen != _NUMBERS):
         return _TEXT
-    if seen.kind != "struct" or structs == _MAX_STRUCTS:
+    if seen.kind != "struct" or structs >= MAX_STRUCTS:
         return _TEXT if seen.kind == "struct" else seen
     pairs = zip(seen.names, seen.children, strict=True)
     fields = {name: _new(kind, structs + 1) for name, kind in pairs if kind != _UNKNOWN}

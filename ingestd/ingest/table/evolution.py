@@ -11,16 +11,17 @@ one batch or task of a transaction needs a change, all of them together need one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ingestd.acid.routing import Shape
 from ingestd.errors import IngestdError, InvalidTable, TransactionError
+from ingestd.formats.options import Join
 from ingestd.hive.tables import Table
 from ingestd.ingest.options import Evolution, MappingOptions
 from ingestd.ingest.rows.decoding import RowDecoder
 from ingestd.ingest.table.columns import require_fit
 from ingestd.kafka.reader import Batch
-from ingestd.schema import Column, HiveType, require_visible
+from ingestd.schema import Column, HiveType, require_queryable, require_visible
 
 
 class ColumnsNeeded(TransactionError):
@@ -89,7 +90,8 @@ def evolved_columns(evolution: Evolution, shape: Shape, needed: Iterable[Column]
 
     A new column stores the fields of its name of all schemas. The columns that determine the partition and the bucket
     of a row do not change, because the hash of a value depends on its type. Raises InvalidTable for the name of a
-    virtual column of Hive, and for a new field whose types in several schemas no column can store.
+    virtual column of Hive, for a new field whose types in several schemas no column can store, and for structs that are
+    too deep or too large (`require_queryable`).
     """
     bucketed = shape.bucketing.columns if shape.bucketing else ()
     fixed = {column.name for column in (*shape.partition_columns, *bucketed)}
@@ -98,6 +100,7 @@ def evolved_columns(evolution: Evolution, shape: Shape, needed: Iterable[Column]
     evolved = row.widened(*rows) if evolution == "widen" else row.extended(*rows)
     columns = tuple(Column(name, kind.known) for name, kind in zip(evolved.names, evolved.children, strict=True))
     require_visible(columns)
+    require_queryable(columns, shape.columns)
     return columns
 
 
@@ -126,9 +129,7 @@ def plan_columns(
     return columns
 
 
-def merged(
-    errors: Sequence[IngestdError], where: str, join: Callable[[Iterable[Column]], tuple[Column, ...]]
-) -> IngestdError | None:
+def merged(errors: Sequence[IngestdError], where: str, join: Join) -> IngestdError | None:
     """Return what to raise for the errors of all tasks of a stage; None if no task needs columns.
 
     That is one ColumnsNeeded with the columns of all tasks, unless other records need what no column can store: then
@@ -138,5 +139,6 @@ def merged(
     if not needs:
         return None
     refused = next((error for error in errors if isinstance(error, InvalidTable)), None)
-    columns = join(column for error in needs for column in error.columns)
-    return refused or ColumnsNeeded(needs[0].what, where=where, columns=columns, present=needs[0].present)
+    present = needs[0].present
+    columns = join((column for error in needs for column in error.columns), present)
+    return refused or ColumnsNeeded(needs[0].what, where=where, columns=columns, present=present)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 from itertools import permutations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,6 +46,30 @@ def test_columns_when_fields_are_new_or_wider_then_only_new_ones_or_both_change(
 def test_columns_when_the_table_is_bucketed_by_one_then_it_keeps_its_type() -> None:
     bucketed = Shape(TABLE.columns, (), Bucketing(TABLE.columns[:1], 4, 2), STANDARD)
     assert evolved_columns("widen", bucketed, _columns(id="bigint", n="bigint")) == _columns(id="int", n="bigint")
+
+
+@pytest.mark.parametrize("evolution", EVOLUTIONS)
+def test_columns_when_schemas_have_deeper_structs_than_queries_allow_then_refused_unless_the_table_has_them(
+    evolution: Evolution,
+) -> None:
+    levels: Any = "int"
+    for number in range(10):
+        levels = {"type": "record", "name": f"r{number}", "fields": [{"name": "a", "type": levels}]}
+    schema = schema_of({"id": "int", "deep": {"type": "array", "items": levels}})
+    value = [encode(schema, {"id": 1, "deep": []})]
+    for stored in ({}, {"deep": f"array<{'struct<a:' * 8}string{'>' * 9}"}):
+        table = Shape(_columns(id="int", **stored), (), None, STANDARD)
+        decoder = AvroOptions(framing="none", schemas=(schema,)).decoder(table.columns)
+        decoder.decode(value)
+        needed = decoder.needed_columns(value, ())
+        if stored:  # a string is not replaced
+            assert evolved_columns(evolution, table, needed) == table.columns
+            continue
+        with pytest.raises(InvalidTable, match=r"^column deep(\.a){8}: more than 8 structs would be inside each other"):
+            evolved_columns(evolution, table, needed)
+    own = Shape(_columns(id="int", deep=f"array<{'struct<a:' * 10}tinyint{'>' * 11}"), (), None, STANDARD)
+    [_, deep] = evolved_columns(evolution, own, needed)
+    assert str(deep.type) == f"array<{'struct<a:' * 10}{'int' if evolution == 'widen' else 'tinyint'}{'>' * 11}"
 
 
 def test_columns_when_hive_has_a_virtual_one_of_the_name_then_refused() -> None:
@@ -150,8 +175,9 @@ def _merged_columns(errors: Sequence[IngestdError]) -> tuple[Column, ...]:
 
 def test_columns_when_another_task_has_records_that_no_column_can_store_then_the_table_is_not_altered() -> None:
     needed, refused = ColumnsNeeded("what", columns=_columns(new="int")), InvalidTable("no type in common")
-    assert merged([needed, refused], "here", tuple) is merged([refused, needed], "here", tuple) is refused
-    assert merged([refused], "here", tuple) is None
+    join = join_of(AvroOptions())
+    assert merged([needed, refused], "here", join) is merged([refused, needed], "here", join) is refused
+    assert merged([refused], "here", join) is None
 
 
 @pytest.mark.parametrize("order", list(permutations(range(3))))

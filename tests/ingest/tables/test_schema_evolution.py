@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from decimal import Decimal
@@ -10,11 +11,14 @@ from typing import Any
 import pytest
 
 from ingestd.config.document import load
-from ingestd.hive.tables import TableName, read_table
+from ingestd.errors import IngestdError
+from ingestd.hive.creation import NewTable, create_table
+from ingestd.hive.tables import TableName, load_acid_table, read_table
 from ingestd.hive.transactions import open_transactions
 from ingestd.ingest.control import Request
 from ingestd.ingest.offline.change import change_stored
 from ingestd.publish.warehouse import Warehouse
+from ingestd.schema import MAX_TYPE_CHARACTERS, Column, HiveType
 from ingestd.storage.storages import Storages
 from tests.support.avro import encode, logical, schema_of, single_object
 from tests.support.compaction import compact
@@ -365,3 +369,42 @@ def test_columns_when_a_daemon_is_killed_or_suspended_while_it_alters_them_then_
         first.kill()
     assert len(_statements(second)) == (1 if case == "suspended after" else 3)
     assert open_transactions(stack.metastore, f"ingestd/ingestd/{stack.name[-40:]}/") == []
+
+
+def test_json_when_objects_are_deep_or_large_then_text_that_hive_reads_and_growing_columns_stop(stack: Stack) -> None:
+    stack.topic(1)
+    stack.table("id int, s struct<x:int>")
+    names = [f"a_long_name_{'x' * 100}_{number}" for number in range(90)]
+    large = {"a": dict.fromkeys(names, 1), "b": dict.fromkeys(names, 2), "c": dict.fromkeys(names, 3)}
+    stack.produce([{"id": 1, "large": large}, b'{"id": 2, "deep": %s7%s}' % (b'{"a":' * 30, b"}" * 30)])
+    config = stack.config({"schema_evolution": "add_columns"})
+    stack.drain(config)
+    deep, path = f"{'struct<a:' * 8}string{'>' * 8}", ".a" * 8
+    assert stack.sql(f"DESCRIBE {stack.name}")[2:] == [("large", "string", ""), ("deep", deep, "")]
+    # HiveServer2 would compile this for ever if each object were a struct.
+    [first, second] = stack.sql(f"SELECT id, large, deep{path} FROM {stack.name} ORDER BY id")
+    assert (first[0], json.loads(first[1]), first[2]) == (1, large, None)
+    assert second[:2] == (2, None)
+    assert second[2].count('"a"') == 22
+
+    stack.produce([{"id": 3, "s": {"x": 1, **large}}])
+    [failed] = stack.drain(config, expect=65).events("failed")
+    assert failed["reason"] == "InvalidTable"
+    assert "the metastore stores 32,672" in failed["error"]
+    assert stack.ids() == [1, 2]
+
+
+def test_type_when_its_text_has_the_greatest_length_then_the_metastore_stores_it_and_no_longer_one(
+    stack: Stack,
+) -> None:
+    lease = TableName("default", f"create_{stack.name}")
+    for more in (0, 1):
+        name = TableName("default", f"{stack.name}_{more}")
+        field = "b" * (MAX_TYPE_CHARACTERS - len("struct<:int>") + more)
+        column = Column("x", HiveType("struct", children=(HiveType("int"),), names=(field,)))
+        if more:
+            with pytest.raises(IngestdError, match="maximum length of 32672"):
+                create_table(stack.metastore, NewTable(name, (column,)), lease)
+            continue
+        assert create_table(stack.metastore, NewTable(name, (column,)), lease)
+        assert load_acid_table(stack.metastore, name).columns == (column,)
