@@ -11,14 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ingestd.clock import Deadline
-from ingestd.errors import InvalidTable
 from ingestd.hive.control import ControlTable, ensure_control_table, read_state
 from ingestd.hive.tables import Table, TableName
 from ingestd.ingest.commit import Committer
 from ingestd.ingest.services import Services
 from ingestd.ingest.state import MappingState
 from ingestd.ingest.table.creation import ensure_letters, ensure_target
-from ingestd.ingest.table.target import existing_tables, letters_name
+from ingestd.ingest.table.target import existing_tables, letters_name, require_same
 from ingestd.publish.row_counts import RowCounts
 
 # A new owner checks the row counts of the whole table after this delay, so that its first commit does not wait.
@@ -90,12 +89,8 @@ class Recovery:
 
     def _stored_state(self, control: ControlTable) -> MappingState | None:
         state = MappingState.parse(read_state(self._services.metastore, control))
-        if state is not None and state.table != str(self._options.table):
-            raise InvalidTable(
-                f"the table of the mapping changed from {state.table} to {self._options.table}",
-                where=f"mapping {self._options.name}",
-                hint="a mapping cannot change its table: define a mapping with a new name for the new table",
-            )
+        if state is not None:
+            require_same(state.table, self._options)
         return state
 
     def _row_counts(self, table: Table) -> RowCounts:

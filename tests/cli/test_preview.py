@@ -16,10 +16,15 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
+from ingestd.config.document import load
 from ingestd.hive.control import find_control_table
 from ingestd.hive.tables import TableName, load_acid_table
+from ingestd.ingest.control import Request
+from ingestd.ingest.offline.change import change_stored
+from ingestd.publish.warehouse import Warehouse
 from ingestd.sandbox import Addresses
 from ingestd.storage.local import local_path
+from ingestd.storage.storages import Storages
 from tests.support.avro import encode, schema_of, single_object
 from tests.support.command import Result, Run
 from tests.support.patience import LIMIT
@@ -356,6 +361,55 @@ def test_preview_when_the_table_will_be_altered_then_shows_all_fields_and_statem
     for statement in shown["statements"]:
         stack.sql(statement.replace(f"`{stack.name}`", f"`{stack.name}_by_hive`"))
     assert stack.sql(f"DESCRIBE {stack.name}") == stack.sql(f"DESCRIBE {stack.name}_by_hive")
+
+
+def test_preview_when_the_table_lost_a_column_since_the_last_commit_then_refuses_as_the_mapping_does(
+    run: Run, stack: Stack
+) -> None:
+    stack.topic(1)
+    stack.table("id int, note string")
+    stack.produce([{"id": 1, "note": "a"}])
+    config = stack.config({"schema_evolution": "add_columns"})
+    stack.drain(config)
+    stack.sql(f"ALTER TABLE {stack.name} CHANGE COLUMN note title string")
+    stack.produce([{"id": 2, "note": "b"}])
+
+    topic = Topic(stack, config)
+    refused, checked = topic.preview(run), run("check", "--online", "--config", config)
+    assert (refused.code, refused.out) == (65, "")
+    [failed] = stack.drain(config, expect=65).events("failed")
+    assert checked.code == 65
+    for text in (failed["error"], refused.err, checked.text):
+        assert "no longer fit those of the last commit: note string was removed or renamed" in text
+
+    options = load([config]).mappings[0]
+    change_stored(Warehouse(stack.metastore, Storages()), options, Request("resume", "test"))
+    shown = topic.preview(run).json
+    assert shown["statements"] == [f"ALTER TABLE `default`.`{stack.name}` ADD COLUMNS (`note` string)"]
+    assert [event["statements"] for event in stack.drain(config).events("table_altered")] == [shown["statements"]]
+
+    other = stack.table("id int", name=f"default.{stack.name}_other")
+    moved = Topic(stack, stack.config({"table": other})).preview(run)
+    assert (moved.code, moved.out) == (65, "")
+    assert f"the table of the mapping changed from default.{stack.name} to {other}" in moved.err
+
+
+def test_preview_when_new_columns_make_rows_of_more_records_then_shows_all_that_the_mapping_alters(
+    run: Run, stack: Stack
+) -> None:
+    stack.topic(1)
+    stack.table("id int")
+    # The second record is a row only of a table with b, and then needs c.
+    stack.produce([{"id": 1, "b": 1}, {"b": 2, "c": 3}])
+    config = stack.config({"schema_evolution": "add_columns"})
+    shown = Topic(stack, config).preview(run).json
+    altered = stack.drain(config).events("table_altered")
+    assert [event["statements"] for event in altered] == [[statement] for statement in shown["statements"]]
+    assert len(altered) == 2
+    rows = [tuple(row["values"].values()) for row in shown["rows"]]
+    assert rows == [("1", "1", None), (None, "2", "3")]
+    assert stack.sql(f"SELECT id, b, c FROM {stack.name} ORDER BY b") == [(1, 1, None), (None, 2, 3)]
+    assert shown["unstored"] == []
 
 
 def test_preview_when_the_mapping_then_runs_then_all_that_it_has_shown_happens(run: Run, stack: Stack) -> None:

@@ -228,18 +228,17 @@ def preview(
     batches = excerpt.batches
     decoded = _decode(options, table, batches)
     alterations: list[str] = []
-    if decoded.evolved != table.columns:
-        alterations = describe(table, decoded.evolved)
-        table = replace(table, columns=decoded.evolved)
+    # With a new column, records that had no field of the table may be rows, and need columns for their other fields.
+    while (evolved := decoded.evolved) != table.columns:
+        alterations += describe(table, evolved)
+        table = replace(table, columns=evolved)
         decoded = _decode(options, table, batches)
     results = decoded.results
     query = decoding_of(table, options).query
     if query is not None:
         partitioning = partitioning_of(table, options)
-        group = group or JobGroup("preview")
-        pairs = zip(batches, results, strict=True)
-        evaluate = partial(engine().query, group, query, _one, _list)
-        results = [_queried(evaluate, table, partitioning, *pair) for pair in pairs]
+        evaluate = partial(engine().query, group or JobGroup("preview"), query, _one, _list)
+        results = list(_queried(evaluate, table, partitioning, batches, results))
     rows: list[PreviewRow] = []
     rejects = [
         PreviewReject(Origin(bad.partition.topic, bad.partition.partition, offset), "", bad.reason)
@@ -311,20 +310,27 @@ def _queried(
     evaluate: Callable[[Sequence[bytes]], list[tuple[None, list[pa.RecordBatch]]]],
     table: Table,
     partitioning: Partitioning,
-    batch: Batch,
-    decoded: DecodeResult,
-) -> DecodeResult:
-    """Return the rows of the table instead of the decoded rows. Each row is a task, which shows its record."""
+    batches: Sequence[Batch],
+    results: Sequence[DecodeResult],
+) -> Iterator[DecodeResult]:
+    """Yield the rows of the table instead of the decoded rows of each batch.
+
+    One job evaluates all of them, as in a stage. But each row is a task, which shows its record.
+    """
     # As bytes, because each task unpickles all items.
-    rows = [packed(rows.take([index])) for rows in decoded.batches for index in range(rows.num_rows)]
-    done = evaluate(rows) if rows else []
-    results: list[pa.RecordBatch] = []
-    records: list[int] = []
-    for record, (_, of_record) in zip(decoded.records_of_rows(batch.values).tolist(), done, strict=True):
-        for result in of_record:
-            results.append(table_rows(result, table.shape, partitioning))
-            records += [record] * result.num_rows
-    return DecodeResult(results, decoded.rejects, decoded.skipped, np.array(records, np.int64))
+    rows = [
+        packed(rows.take([index])) for result in results for rows in result.batches for index in range(rows.num_rows)
+    ]
+    done = iter(evaluate(rows) if rows else [])
+    for batch, decoded in zip(batches, results, strict=True):
+        computed: list[pa.RecordBatch] = []
+        records: list[int] = []
+        for record in decoded.records_of_rows(batch.values).tolist():
+            _, of_record = next(done)
+            for result in of_record:
+                computed.append(table_rows(result, table.shape, partitioning))
+                records += [record] * result.num_rows
+        yield DecodeResult(computed, decoded.rejects, decoded.skipped, np.array(records, np.int64))
 
 
 def _one(row: bytes, report: Callable[[None], None]) -> Iterator[pa.RecordBatch]:

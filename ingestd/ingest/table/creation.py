@@ -18,7 +18,9 @@ from ingestd.hive.tables import Table, TableName, require_writable_database
 from ingestd.ingest.letters.table import create_letter_table, definition
 from ingestd.ingest.monitoring import events
 from ingestd.ingest.options import MappingOptions
-from ingestd.ingest.table.target import check_target, load_letters, load_target
+from ingestd.ingest.state import MappingState
+from ingestd.ingest.table.columns import require_fit
+from ingestd.ingest.table.target import check_target, load_letters, load_target, require_same
 from ingestd.schema import Column, HiveType
 
 
@@ -31,7 +33,7 @@ def ensure_target(metastore: Metastore, options: MappingOptions) -> Table:
     try:
         return load_target(metastore, options)
     except TableMissing:
-        if options.create_table is None or _has_committed(metastore, options):
+        if options.create_table is None or _stored_state(metastore, options) is not None:
             raise
     new = plan_table(options)
     check_target(new.checked(), options)
@@ -59,13 +61,20 @@ def ensure_letters(metastore: Metastore, options: MappingOptions) -> Table | Non
 def find_target(metastore: Metastore, options: MappingOptions) -> tuple[Table, str]:
     """Return the mapping's table and '', or the table that it will create and the statement that creates it.
 
-    Changes nothing. Raises the errors of `ensure_target`.
+    Changes nothing. Raises the errors of `ensure_target`, and as the first transaction does if the table no longer fits
+    the stored state: those of `require_same` and `require_fit`.
     """
+    state = _stored_state(metastore, options)
     try:
-        return load_target(metastore, options), ""
+        table = load_target(metastore, options)
     except TableMissing:
-        if options.create_table is None or _has_committed(metastore, options):
+        if options.create_table is None or state is not None:
             raise
+    else:
+        if state is not None:
+            require_same(state.table, options)
+            require_fit(state.columns, table, options.name)
+        return table, ""
     require_writable_database(metastore, options.table)
     new = plan_table(options)
     table = new.checked()
@@ -115,6 +124,7 @@ def _columns(types: Mapping[str, str]) -> tuple[Column, ...]:
     return tuple(Column(name, HiveType.parse(text)) for name, text in types.items())
 
 
-def _has_committed(metastore: Metastore, options: MappingOptions) -> bool:
+def _stored_state(metastore: Metastore, options: MappingOptions) -> MappingState | None:
+    """Return the state that the last commit stored, None before the first. Raises InvalidTable."""
     control = find_control_table(metastore, options.control)
-    return control is not None and bool(read_state(metastore, control))
+    return MappingState.parse(read_state(metastore, control)) if control else None

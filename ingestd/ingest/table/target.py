@@ -32,6 +32,16 @@ def load_target(metastore: Metastore, options: MappingOptions) -> Table:
     return table
 
 
+def require_same(name: str, options: MappingOptions) -> None:
+    """Raise InvalidTable if the stored state of a mapping belongs to another table, `name`."""
+    if name != str(options.table):
+        raise InvalidTable(
+            f"the table of the mapping changed from {name} to {options.table}",
+            where=f"mapping {options.name}",
+            hint="a mapping cannot change its table: define a mapping with a new name for the new table",
+        )
+
+
 def letters_name(options: MappingOptions) -> str:
     """Return the name of the table of the mapping's dead letters, '' if it has none."""
     return str((options.dead_letter and options.dead_letter.table) or "")
