@@ -3,6 +3,8 @@
 An options dataclass defines each key once: its name, its type, its default and, as metadata of the type, what it means
 and how its value is read and checked. `ingestd.config` interprets the metadata; all other code sees ordinary types.
 
+A class attribute `instead_of` contains names that users take for keys of the dataclass, and what to use instead.
+
 Invariant: functions in `Reads` and `Check` return a usable value or raise ValueError with a message that starts with
 "must" and never contains the value.
 """

@@ -251,7 +251,7 @@ def _is_options(hint: Any) -> bool:
 def _fault(fault: Any, options: type, settings: Settings) -> ConfigError:
     path, given = _path(fault["loc"]), fault["input"]
     if fault["type"] == "extra_forbidden":
-        return ConfigError(_unknown(options, fault["loc"]), where=path)
+        return _unknown(options, fault["loc"], path)
     error = fault.get("ctx", {}).get("error")
     if isinstance(error, _Fault):
         return error.inside(path)
@@ -283,14 +283,18 @@ def _path(location: tuple[str | int, ...]) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
 
 
-def _unknown(options: type, location: tuple[str | int, ...]) -> str:
-    """Return the message about an unknown key. It contains the most similar known key, or else all known keys."""
+def _unknown(options: type, location: tuple[str | int, ...], path: str) -> ConfigError:
+    """Return the error about an unknown key, with what to use instead, the most similar known key or all known keys."""
     at: tuple[type, ...] = (options,)
     for part in location[:-1]:
         if _NO_KEY.fullmatch(str(part)):
             at = tuple(candidate for candidate in at if _TAG.format(type_name(candidate)) == part)
         elif isinstance(part, str):
             at = sections(key_types(at[0])[part]) or at
+    name = str(location[-1])
+    if name in (instead := getattr(at[0], "instead_of", {})):
+        return ConfigError("unknown key", where=path, hint=instead[name])
     known = list(key_types(at[0]))
-    close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
-    return "unknown key, " + (f"did you mean {close[0]}?" if close else f"the known keys are {', '.join(known)}")
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    guess = f"did you mean {close[0]}?" if close else f"the known keys are {', '.join(known)}"
+    return ConfigError(f"unknown key, {guess}", where=path)

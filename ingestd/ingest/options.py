@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from math import ceil
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from ingestd.acid.partition_expressions import PartitionExpression
 from ingestd.compaction.options import CompactionOptions, PacingOptions
@@ -268,6 +268,12 @@ class ControlOptions:
     )
 
 
+_NO_UPSERT = (
+    "mappings add rows and never replace them: store all changes, and read the latest row of each key from a view"
+    ' (docs/limits.md, "Updates of rows")'
+)
+
+
 @dataclass(frozen=True, slots=True)
 class MappingOptions:
     """One mapping, which ingests the records of `topics` into `table`.
@@ -279,6 +285,8 @@ class MappingOptions:
     `control_database` is the value of `ControlOptions.database`, and `registry` the section of the same name if
     the records refer to its schemas.
     """
+
+    instead_of: ClassVar[Mapping[str, str]] = dict.fromkeys(("mode", "keys", "upsert"), _NO_UPSERT)
 
     name: Annotated[str, _STATE_NAME, Doc("The state is stored under this name; never rename a mapping.")]
     topics: Annotated[

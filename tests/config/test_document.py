@@ -66,6 +66,8 @@ def _fault(mapping: dict[str, Any] | None = None, **sections: Any) -> str:
             "spark.zzz: unknown key, the known keys are master, stage_timeout, executor_timeout, answer_timeout, conf",
         ),
         ({"start": {"timestmp": "2026-11-01"}}, {}, "mappings[0].start"),
+        ({"mode": "upsert"}, {}, "mappings[0].mode: unknown key → mappings add rows and never replace them: store all"),
+        ({"keys": ["id"]}, {}, "mappings[0].keys: unknown key → mappings add rows and never replace them: store all"),
     ],
 )
 def test_key_when_unknown_then_error_has_its_path_and_the_nearest_name(
