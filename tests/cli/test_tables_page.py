@@ -13,6 +13,8 @@ from tests.support.command import Run
 from tests.support.stack import Stack
 
 DOCS = Path(__file__).parents[2] / "docs"
+# A row of the table of distributions, their files, and those of each shop.
+_FILES = r"^\| (\w+) \| (\d+) \| (\d+) \|$"
 
 
 def _blocks(language: str, page: str = "tables.md", heading: str = "") -> list[str]:
@@ -32,12 +34,40 @@ def test_partition_when_its_values_are_those_of_the_example_then_rows_are_in_the
     ]
 
 
+def test_distribution_when_it_is_one_of_the_example_then_the_transaction_has_the_files_of_the_page(
+    stack: Stack,
+) -> None:
+    heading = "## Many partitions and buckets"
+    create, query = _blocks("sql", heading=heading)[:2]
+    [mapping] = yaml.safe_load(_blocks("yaml", heading=heading)[0])
+    section = (DOCS / "tables.md").read_text(encoding="utf-8").partition(heading)[2].partition("\n## ")[0]
+    expected = {kind: (int(files), int(each)) for kind, files, each in re.findall(_FILES, section, re.MULTILINE)}
+    assert list(expected) == ["none", "hash", "auto"]
+    stack.topic(2)
+    for partition, first in ((0, 0), (1, 30_000)):
+        stack.produce(({"id": n, "shop": n % 100 + 1} for n in range(first, first + 30_000)), partition=partition)
+    tables = {kind: f"default.{stack.name}_{kind}" for kind in expected}
+    for table in tables.values():
+        stack.sql(create.replace(mapping["table"], table))
+    mappings = [
+        {**mapping, "name": table[-40:], "topics": [stack.name], "table": table, "distribution": kind}
+        for kind, table in tables.items()
+    ]
+    daemon = stack.drain(stack.config(*mappings))
+    for kind, table in tables.items():
+        [commit] = [event for event in daemon.events("committed") if event["mapping"] == table[-40:] and event["rows"]]
+        shops = stack.sql(query.replace(mapping["table"], table))
+        assert (commit["files"], commit["rows"]) == (expected[kind][0], 60_000)
+        assert sorted(shops) == [(shop, expected[kind][1]) for shop in range(1, 101)]
+
+
 def test_table_when_the_mapping_of_the_example_creates_it_then_hive_has_its_columns_and_properties(
     stack: Stack,
 ) -> None:
     stack.topic(1)
     stack.produce([{"id": 1, "note": "a", "dt": "2026-11-24"}])
-    daemon = stack.drain(stack.config(yaml.safe_load(_blocks("yaml")[1])))
+    [example, *_] = _blocks("yaml", heading="## Tables that mappings create")
+    daemon = stack.drain(stack.config(yaml.safe_load(example)))
     assert len(daemon.events("table_created")) == 1
     assert stack.sql(f"SELECT id, note, dt FROM {stack.name}") == [(1, "a", "2026-11-24")]
     assert ("orc.compress", "ZLIB") in stack.sql(f"SHOW TBLPROPERTIES {stack.name}")
@@ -66,7 +96,7 @@ def test_letters_when_the_commands_of_the_page_replay_them_then_output_and_queri
     stack.drain(config)
     counted, remaining = (
         text.replace("web.dead_letters", letters).replace("'clicks'", f"'{name}'").strip().rstrip(";")
-        for text in _blocks("sql")
+        for text in _blocks("sql", heading="### Dead letters in a table")
     )
     assert sorted((column, number) for column, _, number in stack.sql(counted)) == [("", 1), ("amount", 12)]
 
