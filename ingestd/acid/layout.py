@@ -45,6 +45,11 @@ def batch_delta_name(first: int, last: int, statement: int) -> str:
     return f"delta_{first:07d}_{last:07d}_{statement:04d}"
 
 
+def base_name(write_id: int) -> str:
+    """Return the base name of an INSERT OVERWRITE: `base_0000007` (AcidUtils.baseDir)."""
+    return f"base_{write_id:07d}"
+
+
 def bucket_name(bucket: int, layout: FileLayout = FileLayout.EVENTS) -> str:
     """Return the file name of a bucket: `bucket_00000` (AcidUtils.createBucketFile), or `000000_0` for plain rows.
 

@@ -37,8 +37,9 @@ def _found(moves: list[Move], *files: WrittenFile, event: int = 5) -> Found:
 
 
 def test_write_when_kept_then_has_no_definitions() -> None:
-    write = Write(TableName("db", "t"), "day=a", 3, (), "a table", "a partition")
-    assert CommittedWrite.of(5, write) == CommittedWrite(5, Write(TableName("db", "t"), "day=a", 3, (), "", ""))
+    files = (WrittenFile("file:/t/day=a/delta_3_3_0000/bucket_00000", "", "", "delta_3_3_0000"),)
+    write = Write(TableName("db", "t"), "day=a", 3, files, "a table", "a partition")
+    assert CommittedWrite.of(5, write) == CommittedWrite(5, Write(TableName("db", "t"), "day=a", 3, files, "", ""))
 
 
 def test_files_when_in_place_then_have_their_lengths_and_side_files(table: Path) -> None:

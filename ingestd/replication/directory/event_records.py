@@ -71,6 +71,20 @@ class WrittenFileRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class EmptyBaseRecord:
+    """An empty directory `base_N` of the write id N, to be created when `event` is replayed.
+
+    `partition` is the escaped name, '' for a table.
+    """
+
+    kind: ClassVar[str] = "empty_bases"
+    event: int
+    table: str
+    partition: str
+    write_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionColumnsRecord:
     """The columns of partitions after an event that changed the columns of their table.
 

@@ -22,7 +22,7 @@ from typing import Any
 from ingestd.hive.attachments import Constraint, ConstraintKind
 from ingestd.hive.events import Event, EventLog
 from ingestd.hive.objects import TableKind, TableObject
-from ingestd.replication.cycle_plan import ALTERATIONS, Outcomes, truncating_write_id
+from ingestd.replication.cycle_plan import ALTERATIONS, Outcome, Outcomes, truncating_write_id
 from ingestd.replication.directory.event_records import ABORT, ALLOCATE, COMMIT, EventRecord
 from ingestd.replication.dump.partition_columns import ColumnChange
 from ingestd.replication.dump.written_files import CommittedWrite
@@ -142,31 +142,39 @@ class Changes:
     def events(self) -> Iterator[EventRecord]:
         """Yield the events to replay."""
         for event in self._events:
-            if not event.table or self._is_replayed(event.event, event.table):
+            if not event.table or self.is_replayed(event.event, event.table):
                 yield event
 
     def writes(self) -> list[CommittedWrite]:
         """Return the writes of the commits to replay."""
-        return [write for write in self._writes if self._is_replayed(write.event, write.write.table.table)]
+        return [write for write in self._writes if self.is_replayed(write.event, write.write.table.table)]
 
     def known_writes(self) -> Iterator[CommittedWrite]:
         """Yield the writes of `writes`, and those to tables that the target has, but whose changes are left out."""
         for write in self._writes:
             table = write.write.table.table
-            if self._is_replayed(write.event, table) or table in self._bootstrapped:
+            if self.is_replayed(write.event, table) or table in self._bootstrapped:
                 yield write
 
     def column_changes(self) -> Iterator[ColumnChange]:
         """Yield the changes of the columns of partitioned tables that are to be replayed and not dropped later."""
-        names = sorted([*self._renames, *self._drops])
         for change in self._column_changes:
-            last = change.table
-            for _, old, new in names[bisect_left(names, (change.event, "", "")) :]:
-                last = new if old == last else last
-            if last and self._is_replayed(change.event, change.table):
+            last = self.last_name(change.event, change.table)
+            if last and self.is_replayed(change.event, change.table):
                 yield replace(change, last=last)
 
-    def _is_replayed(self, event: int, table: str) -> bool:
+    def last_name(self, event: int, table: str) -> str:
+        """Return the name that a table of an event has after all changes; '' if it is dropped."""
+        for _, old, new in sorted(each for each in [*self._renames, *self._drops] if each[0] > event):
+            table = new if old == table else table
+        return table
+
+    def is_aborted(self, event: int, table: str, write_id: int) -> bool:
+        """Return whether the events tell that the transaction aborts that had a write id of a table at an event."""
+        return self._outcomes.of(event, table, write_id) is Outcome.ABORTED
+
+    def is_replayed(self, event: int, table: str) -> bool:
+        """Return whether a change of a table by an event is to be replayed."""
         return self._is_followed(table) and not self._kinds.is_view(event, table)
 
     def _is_followed(self, table: str) -> bool:

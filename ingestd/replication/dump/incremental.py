@@ -8,8 +8,9 @@ the dump, or the dump does not contain the state.
 A table that cannot be followed by events is bootstrapped in the dump: one that has come into scope, one that the
 target asks for, one of which a file has vanished, one that is written in transaction batches, one whose TRUNCATE has
 not ended in the events, one that was external or in another directory, a managed one without transactions that was
-written, and one that was dropped or renamed after the dump when the columns of its partitions are read. It is listed in
-a snapshot after the last event of the dump, as in a dump of the whole database, and its events are left out.
+written, one that was dropped or renamed after the dump when the columns of its partitions are read, and one of which it
+is not known whether it was overwritten without rows. It is listed in a snapshot after the last event of the dump, as in
+a dump of the whole database, and its events are left out.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from ingestd.replication.directory.event_records import BootstrapRecord, Transac
 from ingestd.replication.directory.manifest import ManifestWriter
 from ingestd.replication.dump.bootstrap import DumpStep, TableListing
 from ingestd.replication.dump.changes import Changes, Wanted
+from ingestd.replication.dump.empty_overwrites import EmptyOverwrites, candidates
 from ingestd.replication.dump.partition_columns import PartitionColumns
 from ingestd.replication.dump.written_files import WrittenFiles, moves_since
 from ingestd.replication.external import ExternalDirectory, directories, store_directories
@@ -105,17 +107,28 @@ def dump_incremental(
 
 def _write_changes(source: Cluster, log: EventLog, changes: Changes, writer: ManifestWriter) -> None:
     """Write the events, and the writes with their files, of the tables whose files are complete."""
-    writes = changes.writes()
-    moves = moves_since(log, writes[0].event, changes.scope.database) if writes else []
+    writes, database = changes.writes(), changes.scope.database
+    overwritten = [
+        (candidate, last)
+        for candidate in candidates(changes.events(), writes)
+        if (last := changes.last_name(candidate.event, candidate.table))
+        and not changes.is_aborted(candidate.event, candidate.table, candidate.write_id)
+    ]
+    events = [write.event for write in writes[:1]] + [candidate.event for candidate, _ in overwritten[:1]]
+    moves = moves_since(log, min(events), database) if events else []
     files = WrittenFiles(source.storages, moves, writes)
-    unusable = files.unusable()
+    overwrites = EmptyOverwrites.find(source, database, overwritten, moves)
+    unusable = {**files.unusable(), **overwrites.unknown}
     for table, reason in unusable.items():
         _log.warning("the dump contains all of the table %s, because %s", table, reason)
     changes.bootstrap({*unusable, *changes.truncated()})
-    columns = PartitionColumns.read(source.metastore, changes.scope.database, changes.column_changes())
+    columns = PartitionColumns.read(source.metastore, database, changes.column_changes())
     changes.bootstrap(columns.missing)
     for event in changes.events():
         writer.add(event)
+    for base in overwrites.records:
+        if changes.is_replayed(base.event, base.table):
+            writer.add(base)
     for record in columns.records:
         writer.add(record)
     for write in changes.known_writes():

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from ingestd.acid.layout import Base, DeleteDelta, Delta, parse_directory, without_visibility
+from ingestd.acid.layout import Base, DeleteDelta, Delta, base_name, parse_directory, without_visibility
 from ingestd.acid.visibility import ValidWriteIds, is_hidden, visible_directories
 from ingestd.storage.contract import Entry, Storage, child
 
@@ -76,7 +76,7 @@ def copied_name(directory: Base | Delta | DeleteDelta, ids: ValidWriteIds) -> st
         return directory.name
     if isinstance(directory, Base) and directory.write_id > 0 and not ids.is_valid(directory.write_id):
         last = next((write_id for write_id in range(directory.write_id, 0, -1) if ids.is_valid(write_id)), 0)
-        return f"base_{last:07d}"
+        return base_name(last)
     return without_visibility(directory.name)
 
 

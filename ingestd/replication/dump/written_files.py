@@ -36,11 +36,17 @@ class CommittedWrite:
 
     event: int
     write: Write
+    location: str = ""
+    """The directory of the table or partition, if the write has no visible file."""
 
     @classmethod
     def of(cls, event: int, write: Write) -> CommittedWrite:
         """Return a write without the definitions of its table and partition, which take some ten KiB."""
-        return cls(event, replace(write, table_object="", partition_object=""))
+        kept = replace(write, table_object="", partition_object="")
+        if not write.table_object or not all(is_hidden(_name(file.uri)) for file in write.files):
+            return cls(event, kept)
+        of_partition = PartitionObject.parse(write.partition_object) if write.partition_object else None
+        return cls(event, kept, (of_partition or TableObject.parse(write.table_object)).location)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,16 @@ def _moves(event: Event) -> Iterator[Move]:
         return
     if old and old != new:
         yield Move(event.id, old, new)
+
+
+def place_after(moves: Sequence[Move], event: int, directory: str) -> str | None:
+    """Return where a directory of an event is after the moves; None if it was removed."""
+    for move in moves:
+        if move.event > event and move.concerns(directory):
+            if move.after is None:
+                return None
+            directory = move.after + directory[len(move.before) :]
+    return directory
 
 
 class WrittenFiles:
@@ -139,13 +155,7 @@ class WrittenFiles:
                 yield WrittenFileRecord(*where, sibling, child(parent, sibling), own, entry.size, entry.written)
 
     def _directory(self, event: int, file: WrittenFile) -> str | None:
-        directory = file.uri.rpartition("/")[0]
-        for move in self._moves:
-            if move.event > event and move.concerns(directory):
-                if move.after is None:
-                    return None
-                directory = move.after + directory[len(move.before) :]
-        return directory
+        return place_after(self._moves, event, file.uri.rpartition("/")[0])
 
     def _archived_size(self, archive: str) -> int:
         """Return the length of a file that the change manager keeps; -1 if it does not."""

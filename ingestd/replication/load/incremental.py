@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import groupby
 
+from ingestd.acid.layout import base_name
 from ingestd.errors import ReplicationError
 from ingestd.hive.events import Write, WrittenFile
 from ingestd.hive.objects import TableObject, change_database, table_names
@@ -38,6 +39,7 @@ from ingestd.replication.directory.event_records import (
     COMMIT,
     BootstrapRecord,
     Cursor,
+    EmptyBaseRecord,
     EventRecord,
     PartitionColumnsRecord,
     TransactionsRecord,
@@ -158,6 +160,7 @@ class _Load:
         self._writes = Cursor(manifest.read(WriteRecord))
         self._written_files = Cursor(manifest.read(WrittenFileRecord))
         self._partition_columns = Cursor(manifest.read(PartitionColumnsRecord))
+        self._empty_bases = Cursor(manifest.read(EmptyBaseRecord))
         self._copied = Copied()
         self._ahead = CopyAhead(
             *(manifest, self._plan, self._definitions, self._replay, lost, target.storages),
@@ -246,6 +249,7 @@ class _Load:
             if stop.is_set():
                 raise CopyStopped("the load was stopped between two events")
             self._event = record.event
+            self._make_empty_bases(record.event, copier)
             if record.type == ALLOCATE:
                 self._allocate(record)
                 self._unstored = record.event
@@ -281,6 +285,20 @@ class _Load:
             if allocated is Allocation.FINISHED and not self._is_unsettled(self._name(record.table)):
                 self._require_own(record.table, txn_id, write_id)
             self._options.observe(ReplayStep.ALLOCATED)
+
+    def _make_empty_bases(self, event: int, copier: Copier) -> None:
+        """Create the empty bases that hide rows when their write ids are committed."""
+        for record in self._empty_bases.take(event):
+            table = None if record.table in self._lost else self._definitions.find(record.table)
+            if table is None or self._is_unsettled(table.name):
+                continue
+            location = table.location
+            if record.partition:
+                partition = self._definitions.partitions(table, [record.partition]).get(record.partition)
+                location = partition.location if partition else ""
+            if location:
+                copier.check()
+                self._target.storages.location(location).mark_directory(base_name(record.write_id))
 
     def _commit(self, record: EventRecord) -> None:
         """Commit a transaction, whose files are in place.

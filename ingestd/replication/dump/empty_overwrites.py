@@ -1,0 +1,146 @@
+"""Finds overwrites without rows, whose empty base hides older rows, and which no event names.
+
+`INSERT OVERWRITE … SELECT` of no rows leaves an empty directory `base_N`. HiveServer2 announces no write that has no
+files (Hive.addWriteNotificationLog), but it alters the table or partition under the write id N. Other writers announce
+a write without files. So each of both is looked up in the file system, unless the write has announced files.
+
+Invariant: a base in the result is empty, and the transaction of its write id has committed. The write ids are read
+first, because the metastore forgets an aborted one after its directory was removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from ingestd.acid.layout import Base, parse_directory
+from ingestd.acid.visibility import ValidWriteIds
+from ingestd.hive.objects import PartitionObject, TableObject
+from ingestd.hive.tables import WHOLE_TABLE, TableName
+from ingestd.hive.write_ids import read_snapshots
+from ingestd.replication.cluster import Cluster
+from ingestd.replication.cycle_plan import ALTERATIONS, is_truncation, write_id_of
+from ingestd.replication.directory.event_records import EmptyBaseRecord, EventRecord
+from ingestd.replication.dump.table_files import all_files
+from ingestd.replication.dump.written_files import CommittedWrite, Move, place_after
+from ingestd.storage.contract import NotFound, child
+from ingestd.storage.parallel import run_all
+
+_LISTING_THREADS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A table, or the partition `partition`, that may have been overwritten without rows under a write id.
+
+    `table` is the name at the event, and `location` the directory. `has_rows` says that its statistics count some.
+    """
+
+    event: int
+    table: str
+    partition: str
+    write_id: int
+    location: str
+    has_rows: bool = False
+
+    @property
+    def record(self) -> EmptyBaseRecord:
+        """The record of the base."""
+        return EmptyBaseRecord(self.event, self.table, self.partition, self.write_id)
+
+
+def candidates(events: Iterable[EventRecord], writes: Sequence[CommittedWrite]) -> list[Candidate]:
+    """Return the candidates in events and writes, each once, in the order of the events."""
+    named = {_key(write) for write in writes if not write.location}
+    found = {}
+    for write in writes:
+        if write.location and _key(write) not in named:
+            found[_key(write)] = Candidate(write.event, *_key(write), write.location)
+    for event in events:
+        if event.type not in ALTERATIONS:
+            continue
+        message = event.message
+        write_id = write_id_of(message)
+        if write_id == 0 or is_truncation(message) or (event.table, WHOLE_TABLE, write_id) in named:
+            continue
+        table, altered = _altered(event)
+        if not table.kind.is_transactional:
+            continue
+        for partition, described in altered:
+            key = event.table, partition, write_id
+            if key not in named:
+                has_rows = described.parameters.get("numRows", "0") != "0"
+                found[key] = Candidate(event.event, *key, described.location, has_rows)
+    return sorted(found.values(), key=lambda candidate: candidate.event)
+
+
+def _key(write: CommittedWrite) -> tuple[str, str, int]:
+    return write.write.table.table, write.write.partition, write.write.write_id
+
+
+def _altered(event: EventRecord) -> tuple[TableObject, Iterator[tuple[str, TableObject | PartitionObject]]]:
+    """Return the table of an alteration, and what it has altered, by name."""
+    message = event.message
+    if event.type == "ALTER_TABLE":
+        before, after = (TableObject.parse(message[f"tableObj{when}Json"]) for when in ("Before", "After"))
+        is_candidate = before.name == after.name and not after.partition_columns
+        return after, iter([(WHOLE_TABLE, after)] if is_candidate else [])
+    table = TableObject.parse(message["tableObjJson"])
+    texts = message.get("partitionListJson") or [message["partitionObjAfterJson"]]
+    partitions = map(PartitionObject.parse, texts)
+    return table, ((table.partition_name(partition.values), partition) for partition in partitions)
+
+
+@dataclass(frozen=True, slots=True)
+class EmptyOverwrites:
+    """The empty bases, in the order of the events.
+
+    `unknown` contains the last names of tables of which that is not known, each with a reason.
+    """
+
+    records: list[EmptyBaseRecord] = field(default_factory=list)
+    unknown: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def find(
+        cls, source: Cluster, database: str, pairs: Sequence[tuple[Candidate, str]], moves: Sequence[Move]
+    ) -> EmptyOverwrites:
+        """Look the candidates up; each has the name of its table at the end of the dump.
+
+        Raises StorageUnavailable and MetastoreUnavailable.
+        """
+        made = cls()
+        names = list({TableName(database, last) for _, last in pairs})
+        ids = read_snapshots(source.metastore, names) if names else {}
+        calls = [
+            partial(_look_up, source, candidate, ids[TableName(database, last)], moves) for candidate, last in pairs
+        ]
+        for (candidate, last), (is_empty, reason) in zip(pairs, run_all(calls, _LISTING_THREADS), strict=True):
+            if is_empty:
+                made.records.append(candidate.record)
+            elif reason:
+                made.unknown[last] = reason
+        return made
+
+
+def _look_up(source: Cluster, candidate: Candidate, ids: ValidWriteIds, moves: Sequence[Move]) -> tuple[bool, str]:
+    """Return whether the base is empty and its transaction has committed, and the reason if that is not known."""
+    location, write_id = place_after(moves, candidate.event, candidate.location), candidate.write_id
+    if location is None or write_id in ids.aborted:
+        return False, ""
+    storage = source.storages.at(location)
+    try:
+        parsed = [parse_directory(entry.name) for entry in storage.entries(location) if entry.is_directory]
+        bases = [directory for directory in parsed if isinstance(directory, Base)]
+        own = next((base for base in bases if base.write_id == write_id and not base.visibility_txn), None)
+        is_empty = own is not None and not any(True for _ in all_files(storage, child(location, own.name)))
+    except NotFound:
+        return False, ""
+    if own is None:
+        is_compacted = any(base.visibility_txn and base.write_id >= write_id for base in bases)
+        is_unknown = is_compacted and not candidate.has_rows
+        return False, f"{location} was compacted, so write {write_id} may have overwritten it" if is_unknown else ""
+    if is_empty and not ids.is_valid(write_id):
+        return False, f"write {write_id} overwrites {location} and has not ended"
+    return is_empty, ""
