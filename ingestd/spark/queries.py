@@ -48,6 +48,9 @@ _SETTINGS = {
     "spark.sql.timestampType": "TIMESTAMP_LTZ",
     "spark.sql.ansi.enabled": "true",
     "spark.sql.caseSensitive": "false",
+    # A query reads nothing but records: no file, whose format Spark would have to read, and no setting or variable.
+    "spark.sql.runSQLOnFiles": "false",
+    "spark.sql.variable.substitute": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(_BATCH_BYTES),
 }
@@ -64,12 +67,18 @@ _NAMES = {
     "Distinct": "DISTINCT",
     "Join": "a join",
     "LateralJoin": "a join (use LATERAL VIEW)",
-    "Sort": "ORDER BY",
+    "Sort": "ORDER BY or SORT BY",
     "GlobalLimit": "LIMIT",
     "LocalLimit": "LIMIT",
+    "Offset": "OFFSET",
+    "Sample": "TABLESAMPLE",
     "Window": "a window function",
     "WithCTE": "WITH",
     "Union": "UNION",
+    "Intersect": "INTERSECT",
+    "Except": "EXCEPT or MINUS",
+    "RepartitionByExpression": "DISTRIBUTE BY or CLUSTER BY",
+    "ScriptTransformation": "TRANSFORM",
 }
 # Texts that Spark replaces by the present time if they are literals of a DATE or TIMESTAMP, or cast to one. Escape
 # sequences and comments could hide them.
@@ -81,6 +90,7 @@ _NOW_LITERAL = re.compile(
 # An initialization vector that was not given.
 _EMPTY = ("''", "X''", "CAST('' AS BINARY)")
 _HINT_NOW = "rows that are read again must be the same; `columns` can provide Kafka's timestamp"
+_ONLY_RECORDS = "the query must read records, and nothing else"
 _HINT = "use a SELECT with expressions, WHERE and LATERAL VIEW over records, which is evaluated row by row"
 
 
@@ -379,12 +389,14 @@ def _require_rows(plan: Any, context: SparkContext) -> None:
     nodes = list(_nodes(plan))
     for node, name in nodes:
         if name not in _NODES:
-            raise _refused(f"{_NAMES.get(name, name)} is not allowed", _HINT)
+            if node.children().isEmpty():
+                raise _refused(_ONLY_RECORDS, _HINT)
+            raise _refused(f"{_NAMES.get(name.removesuffix('All'), f'the operation {name}')} is not allowed", _HINT)
         for expression in _elements(node.expressions()):
             if name != _SOURCE:
                 _require_repeatable(expression)
     if sum(name == _SOURCE for _, name in nodes) != 1:
-        raise _refused("the query must read records, and nothing else", _HINT)
+        raise _refused(_ONLY_RECORDS, _HINT)
 
 
 def _require_repeatable(expression: Any) -> None:

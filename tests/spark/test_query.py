@@ -49,8 +49,19 @@ REFUSED = {
     "select count(*) c from records": "an aggregation is not allowed",
     "select distinct name from records": "DISTINCT is not allowed",
     "select a.id from records a join records b on a.id = b.id": "a join is not allowed",
-    "select id from records order by id": "ORDER BY is not allowed",
+    "select id from records order by id": "ORDER BY or SORT BY is not allowed",
     "select id from records limit 1": "LIMIT is not allowed",
+    "select id from (select * from records limit 3)": "LIMIT is not allowed",
+    "select id from records offset 1": "OFFSET is not allowed",
+    "select id from records tablesample (10 percent)": "TABLESAMPLE is not allowed",
+    "select id from records distribute by id": "DISTRIBUTE BY or CLUSTER BY is not allowed",
+    "select id from records except select 1": "EXCEPT or MINUS is not allowed",
+    "select id from records intersect all select id from records": "INTERSECT is not allowed",
+    "with r as (select id from records) select id from r": "WITH is not allowed",
+    "select name from records group by name": "an aggregation is not allowed",
+    "select sum(price) over (partition by name) s from records": "a window function is not allowed",
+    "select a.id from records a, records b": "a join is not allowed",
+    "select id from records, range(3)": "a join is not allowed",
     "select row_number() over (order by id) n from records": "a window function is not allowed",
     "select id from records where id in (select id from records)": "a subquery is not allowed",
     "select (select max(id) from records) m from records": "a subquery is not allowed",
@@ -71,12 +82,20 @@ REFUSED = {
     "select randstr(3) s from records": "is not allowed",
     "select uniform(1, 1000) n from records": "is not allowed",
     "select try_reflect('java.util.UUID', 'randomUUID') u from records": "is not allowed",
+    "select reflect('java.lang.Integer', 'valueOf', '1') u from records": "is not allowed",
+    "select java_method('java.lang.System', 'getProperty', 'user.home') u from records": "is not allowed",
+    "select transform(tags, tag -> uuid()) u from records": "is not allowed",
+    "select input_file_name() f from records": "is not allowed",
+    "select current_user() u from records": "current_timestamp and similar functions are not allowed",
     "select explode(sequence(1, 1000000000)) n from records": "too little memory to compute a constant",
     "select id from records where name like repeat('x', 2000000000)": "too little memory to compute a constant",
     "select monotonically_increasing_id() i from records": "monotonically_increasing_id() AS i is not allowed",
-    "select 1 a": "OneRowRelation is not allowed",
-    "select id from range(3)": "must read records",
+    "select 1 a": "must read records, and nothing else",
+    "select id from range(3)": "must read records, and nothing else",
+    "select * from values (1), (2)": "must read records, and nothing else",
     "select id from other": "[TABLE_OR_VIEW_NOT_FOUND]",
+    "select value name from text.`/etc/hostname`": "[TABLE_OR_VIEW_NOT_FOUND]",
+    "select id, (select max(value) from text.`/etc/hostname`) s from records": "[TABLE_OR_VIEW_NOT_FOUND]",
     "select nothing from records": "[UNRESOLVED_COLUMN",
     "select id frm records": "[PARSE_SYNTAX_ERROR]",
     "drop view records": "[PARSE_SYNTAX_ERROR]",
@@ -118,7 +137,21 @@ def test_query_when_it_is_not_row_by_row_then_it_is_refused(engine: Engine, sele
 
 
 @pytest.mark.parametrize(
-    "where", ["id in (select id from records)", "rand() > 0.5", "1 = 0", "id = 1) or (1 = 1", "name"]
+    "where",
+    [
+        "id in (select id from records)",
+        "rand() > 0.5",
+        "current_timestamp() > at",
+        "reflect('java.lang.System', 'nanoTime') > '1'",
+        "max(id) > 1",
+        "row_number() over (order by id) = 1",
+        "explode(tags) = 'a'",
+        "id > 0 order by id",
+        "id > 0 limit 1",
+        "1 = 0",
+        "id = 1) or (1 = 1",
+        "name",
+    ],
 )
 def test_predicate_when_it_is_not_allowed_then_it_is_refused(engine: Engine, where: str) -> None:
     with pytest.raises(ConfigError):
@@ -133,8 +166,18 @@ def test_query_when_its_constants_are_the_same_each_time_then_it_is_allowed(engi
         "select to_timestamp(name, concat('yyyy', '-MM')) t, date_trunc('MONTH', at) m from records",
         "select from_utc_timestamp(at, concat('UTC', '+1')) t, date(concat('2026-11-', id)) d from records",
         "select explode(sequence(1, 3)) n, DATE '2026-11-01' d, repeat('x', 100) r from records",
+        "select * except (at, rates), aggregate(tags, '', (all, tag) -> all || tag) a from records",
+        "select r.id from (select id, tags from records where id > 1) r where size(tags) > 0",
     ):
         assert engine.examine(Query(COLUMNS, select=select))
+
+
+def test_query_when_it_contains_the_name_of_a_setting_then_it_is_a_text(engine: Engine) -> None:
+    query = Query(
+        COLUMNS, "'${spark.app.name}' like '$%'", "select '${spark.app.name}' || '${env:HOME}' t from records"
+    )
+    [(_, rows)] = engine.query(JobGroup("query"), query, partial(_rows, 5), _list, [1])
+    assert {row["t"] for row in rows} == {"${spark.app.name}${env:HOME}"}
 
 
 def test_query_when_spark_is_too_old_then_it_is_refused() -> None:
