@@ -6,13 +6,14 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ingestd.hive.client import Metastore
 from ingestd.hive.events import Event, EventLog
 from ingestd.hive.objects import ColumnField, PartitionObject, TableObject
 from ingestd.replication.marks import source_kind
 
+COMPACTION, _REBALANCE = "COMMIT_COMPACTION_EVENT", "REBALANCE"
 # Types of events that change neither a definition nor the set of partitions.
 _SKIPPED = (
     "OPEN_TXN",
@@ -21,7 +22,6 @@ _SKIPPED = (
     "ALLOC_WRITE_ID_EVENT",
     "UPDATE_TBL_COL_STAT_EVENT",
     "UPDATE_PART_COL_STAT_EVENT",
-    "COMMIT_COMPACTION_EVENT",
 )
 _OF_PARTITIONS = frozenset(("ADD_PARTITION", "DROP_PARTITION", "ALTER_PARTITION", "ALTER_PARTITIONS"))
 
@@ -37,7 +37,7 @@ class UnreplayedChanges:
         self._partitioned: set[str] = set()
 
     def concern_definition(self, table: str) -> bool:
-        """Return whether a table was created, dropped, renamed or altered. Raises MetastoreUnavailable."""
+        """Return whether a table was created, dropped, renamed, altered or rebalanced. Raises MetastoreUnavailable."""
         self._read()
         return table in self._defined
 
@@ -51,7 +51,9 @@ class UnreplayedChanges:
             return
         for event in self._log.scan(self._last, _SKIPPED):
             self._last = event.id
-            if event.database == self._database and event.table:
+            if event.type == COMPACTION:
+                self._defined.update(rebalanced(event, self._database))
+            elif event.database == self._database and event.table:
                 self._add(event)
 
     def _add(self, event: Event) -> None:
@@ -64,6 +66,17 @@ class UnreplayedChanges:
             before, after = (TableObject.parse(message[f"tableObj{when}Json"]) for when in ("Before", "After"))
             if before.name != after.name or compare_definitions(before, after):
                 self._defined |= {before.name.table, after.name.table}
+
+
+def rebalanced(event: Event, database: str) -> Iterator[str]:
+    """Yield the table of a database that the commit of a compaction concerns, if it has given new ids to rows.
+
+    Only REBALANCE does that: it numbers the rows of the whole table. Later deletes name the new ids, which the rows of
+    a copy do not have. Other compactions change nothing that a target has.
+    """
+    message = event.message
+    if message.get("type") == _REBALANCE and message["dbname"].lower() == database:
+        yield message["tableName"].lower()
 
 
 def compare_definitions(original: TableObject, copy: TableObject) -> list[str]:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ingestd.hive.events import Event
-from ingestd.replication.dump.changes import rebalanced
+from ingestd.replication.lag import rebalanced
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from ingestd.hive.objects import (
 from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import abort, allocate, begin, commit
 from ingestd.replication.dump.bootstrap import DumpStep
-from ingestd.replication.lag import compare_definitions
+from ingestd.replication.lag import UnreplayedChanges, compare_definitions
 from ingestd.replication.load.incremental import ReplayStep
 from ingestd.replication.marks import SOURCE_LOCATION, without_marks
 from ingestd.replication.statements.scope import Scope
@@ -236,24 +236,33 @@ def test_table_when_the_target_refuses_the_rename_of_a_partition_then_the_next_c
     assert read_rows(following.replica.target.metastore, copied) == [(1, "c")]
 
 
-def test_table_when_rebalanced_then_the_cycle_copies_it(following: Following) -> None:
-    """The calls are those of a worker of Hive, which gives the rows of both files the numbers 0 and 1."""
+@pytest.mark.parametrize(
+    ("kind", "numbers", "copied"),
+    [(_REBALANCE, (0, 1), ("t",)), (ttypes.CompactionType.MAJOR, (0, 0), ())],
+    ids=["rebalance", "major"],
+)
+def test_table_when_compacted_then_the_cycle_copies_it_if_it_was_rebalanced(
+    following: Following, kind: int, numbers: tuple[int, int], copied: tuple[str, ...]
+) -> None:
+    """The calls are those of a worker of Hive, which gives `numbers` to the rows of both files."""
     side, name = following.replica.source, following.name("t")
     call = side.metastore.call
     make_table(side.metastore, name)
     insert(side, name, [(1, "a")], [(2, "b")])
     following.cycle()
-    call("compact2", ttypes.CompactionRequest(dbname=name.database, tablename=name.table, type=_REBALANCE))
+    call("compact2", ttypes.CompactionRequest(dbname=name.database, tablename=name.table, type=kind))
     version = ttypes.FindNextCompactRequest(workerId="tests", workerVersion="4.2.0")
     infos = iter(lambda: call("find_next_compact2", version).ci, None)
     info = next(info for info in infos if info.dbname == name.database)
-    opened = ttypes.OpenTxnRequest(
-        num_txns=1, user=side.metastore.user, hostname="tests", txn_type=_REBALANCE_TRANSACTION
-    )
+    is_rebalance = kind == _REBALANCE
+    txn_type = _REBALANCE_TRANSACTION if is_rebalance else ttypes.TxnType.COMPACTION
+    opened = ttypes.OpenTxnRequest(num_txns=1, user=side.metastore.user, hostname="tests", txn_type=txn_type)
     (txn_id,) = call("open_txns", opened).txn_ids
     info.highestWriteId, info.runas = 2, side.metastore.user
     call("update_compactor_state", info, txn_id)
-    rows = [(0, write_id, bucket_property(0, 0), number, write_id) for number, write_id in enumerate((1, 2))]
+    rows = [
+        (0, write_id, bucket_property(0, 0), number, write_id) for number, write_id in zip(numbers, (1, 2), strict=True)
+    ]
     columns = dict(zip(_ACID_COLUMNS, map(list, zip(*rows, strict=True)), strict=True))
     base = local_path(table_of(side.metastore, name).location) / f"base_0000002_v{txn_id:07d}"
     base.mkdir()
@@ -261,8 +270,10 @@ def test_table_when_rebalanced_then_the_cycle_copies_it(following: Following) ->
     orc.write_table(pa.table({**columns, "row": values}), base / "bucket_00000")
     call("mark_compacted", info)
     call("commit_txn", ttypes.CommitTxnRequest(txnid=txn_id))
-    assert following.cycle().bootstrapped == ("t",)
-    assert_same(following)
+    changes = UnreplayedChanges(side.metastore, following.database, following.last_event())
+    assert changes.concern_definition("t") is bool(copied)
+    assert following.cycle().bootstrapped == copied
+    assert read_rows(following.replica.target.metastore, TableName(following.target, "t")) == [(1, "a"), (2, "b")]
 
 
 def test_partition_when_it_gets_another_directory_then_the_next_cycle_copies_its_table(

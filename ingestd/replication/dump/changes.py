@@ -26,6 +26,7 @@ from ingestd.replication.cycle_plan import ALTERATIONS, Outcome, Outcomes, trunc
 from ingestd.replication.directory.event_records import ABORT, ALLOCATE, COMMIT, EventRecord
 from ingestd.replication.dump.partition_columns import ColumnChange
 from ingestd.replication.dump.written_files import CommittedWrite
+from ingestd.replication.lag import COMPACTION, rebalanced
 from ingestd.replication.statements.scope import Scope
 
 _log = logging.getLogger(__name__)
@@ -46,7 +47,6 @@ _WITH_ROWS = frozenset(("CREATE_TABLE", "ADD_PARTITION", "INSERT"))
 # They change nothing that a target has.
 _WITHOUT_EFFECT = frozenset(("RELOAD",))
 _VIEWS = (TableKind.VIEW, TableKind.MATERIALIZED_VIEW)
-_COMPACTION, _REBALANCE = "COMMIT_COMPACTION_EVENT", "REBALANCE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class Changes:
             self._add_alteration(event)
         elif event.type == "ADD_FOREIGNKEY" and event.database:
             self._add_foreign_key(event)
-        elif event.type == _COMPACTION:
+        elif event.type == COMPACTION:
             scope = self._wanted.scope
             self._bootstrapped.update(filter(scope.contains, rebalanced(event, scope.database)))
         elif event.database == self._wanted.scope.database:
@@ -278,17 +278,6 @@ class Changes:
         table = Constraint.parse(ConstraintKind.FOREIGN_KEY, event.message["foreignKeyListJson"]).table
         if table.database == self._wanted.scope.database and self._wanted.scope.contains(table.table):
             self._keep(EventRecord(event.id, event.type, table.table, event.text))
-
-
-def rebalanced(event: Event, database: str) -> Iterator[str]:
-    """Yield the table of a database that the commit of a compaction concerns, if it has given new ids to rows.
-
-    Only REBALANCE does that: it numbers the rows of the whole table. Later deletes name the new ids, which the rows of
-    a copy do not have. Other compactions change nothing that a target has.
-    """
-    message = event.message
-    if message.get("type") == _REBALANCE and message["dbname"].lower() == database:
-        yield message["tableName"].lower()
 
 
 def _is_managed(message: Mapping[str, Any]) -> bool:
