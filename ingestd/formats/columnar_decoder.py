@@ -16,7 +16,7 @@ import pyarrow as pa
 from ingestd.errors import ConfigError, InvalidTable
 from ingestd.formats.decoder import RejectError
 from ingestd.formats.record_decoder import MixedTimestamps, RecordDecoder, RejectReasons, Tombstones
-from ingestd.formats.registry import InvalidSchema
+from ingestd.formats.registry import InvalidSchema, SchemaMissing
 from ingestd.formats.row_batches import NANOS_PER_MICRO, Row, Value, arrow_of, batch_of
 from ingestd.formats.values import Ints, Records, spread
 from ingestd.schema import Column, HiveType, require_queryable
@@ -153,10 +153,15 @@ class ColumnarDecoder(RecordDecoder, Generic[K]):
         return spread(arrays, places, len(records.ends))
 
     def _reader(self, key: K) -> ReadRows | str:
-        """Return the reader of the records with a schema, or the reason why they cannot be read."""
+        """Return the reader of the records with a schema, or the reason why they cannot be read.
+
+        The registry remembers which schemas are missing, because it may have them later.
+        """
         if key not in self._readers:
             try:
                 self._readers[key] = self.find_reader(key)
+            except SchemaMissing as error:
+                return str(error)
             except InvalidSchema as error:
                 self._readers[key] = str(error)
         return self._readers[key]

@@ -2,7 +2,8 @@
 
 It uses the REST API of Confluent's registry, which Apicurio, Karapace and Redpanda offer as well.
 
-Invariant: a schema with an id never changes, so each is requested once by a process. No error contains a secret.
+Invariant: a schema with an id never changes, so each is requested once by a process. A schema is missing only if the
+registry has answered so, at most `Patience.missing_seconds` ago. No error contains a secret.
 """
 
 from __future__ import annotations
@@ -10,21 +11,23 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import math
 import ssl
 import threading
 import urllib.error
 import urllib.parse
-import urllib.request
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeGuard
 
 from ingestd.clock import Deadline, pause
 from ingestd.errors import ConfigError, LoginFailed, RegistryUnavailable
-from ingestd.http_connections import LimitedConnections
+from ingestd.http_connections import KeptConnections
 from ingestd.keys import PORT, Doc, Seconds, matching
 
 _URL = matching(
@@ -33,7 +36,7 @@ _URL = matching(
 )
 _WHERE = "registry.url"
 # The maximum size of an answer. Descriptors of large Protobuf schemas have some megabytes.
-_MAX_BYTES, _CHUNK = 64 << 20, 1 << 16
+_MAX_BYTES = 64 << 20
 # Of the schemas to which one refers, directly and through others.
 _MAX_REFERENCES, _MAX_DEPTH = 1_000, 100
 # Error codes of the REST API.
@@ -48,6 +51,8 @@ _MISSING = "the registry has no {}"
 _URL_HINT = "set registry.url to the root of Confluent's REST API; for Apicurio, it ends in /apis/ccompat/v7"
 _POLL_SECONDS = 0.1
 _MAX_WAITS = 3  # after waiting so many times `lag` for schemas that did not appear, unknown ids are damage for a while
+_PASSED = Deadline(-math.inf)
+_MAX_REMEMBERED = 100_000  # ids that have no usable schema
 _LOGIN_STATUS = (401, 403)
 _BUSY_STATUS = (408, 429)
 
@@ -109,20 +114,43 @@ class SchemaMissing(InvalidSchema):
     """The registry does not have a schema or a subject."""
 
 
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How a client treats ids without a schema, which may be those of a new schema or of damaged records.
+
+    `missing_seconds` is how long the answer counts that there is no schema, and `waits_seconds` how long a wait for a
+    schema that did not appear counts. After `requests` answers of that kind within `period_seconds`, the client waits
+    for the end of the period before it requests another schema.
+    """
+
+    missing_seconds: float = 30.0
+    waits_seconds: float = 600.0
+    requests: int = 1_000
+    period_seconds: float = 2.0
+
+
 class Registry:
     """A client of the registry, which connects when it is used. Thread-safe. Pickled as its options.
 
     A schema that a producer has just registered may be missing in a replica of the registry. One that is missing is
     therefore requested again for a while, but not for each of many damaged records with ids that have never existed.
+    Such records may have millions of ids. Each costs a request, as only the registry can tell it from that of a schema.
+    Requests are sent one after the other on one connection, and the client waits when there are many.
     """
 
-    def __init__(self, options: RegistryOptions, *, memory_seconds: float = 600.0) -> None:
-        """`memory_seconds` is how long a wait for a schema that did not appear counts."""
+    def __init__(self, options: RegistryOptions, patience: Patience = Patience()) -> None:
         self._options = options
-        self._memory_seconds = memory_seconds
+        self._patience = patience
         self._guard = threading.Lock()
         self._schemas: dict[tuple[int, SchemaType], RegisteredSchema] = {}
-        self._waits: deque[Deadline] = deque(maxlen=_MAX_WAITS)  # until when the last waits count
+        # Why there is no schema with an id, and until when this counts; the oldest are first.
+        self._missing: dict[tuple[int, SchemaType], tuple[str, Deadline]] = {}
+        # Until when the last answers without a schema count, and the last waits for one.
+        self._answers: deque[Deadline] = deque(maxlen=patience.requests)
+        self._waits: deque[Deadline] = deque(maxlen=_MAX_WAITS)
+        self._connecting = threading.Lock()
+        self._connections = KeptConnections(options.timeout, partial(_tls, options.ca_file))
+        weakref.finalize(self, self._connections.close)
 
     @staticmethod
     def required(registry: Registry | None) -> Registry:
@@ -150,11 +178,32 @@ class Registry:
         what = f"schema {identifier}"
         if identifier > _MAX_ID:
             raise SchemaMissing(_MISSING.format(what))
+        key = (identifier, kind)
         with self._guard:
-            key = (identifier, kind)
             if key not in self._schemas:
-                self._schemas[key] = self._awaited(f"/schemas/ids/{identifier}{_QUERIES[kind]}", kind, what)
+                self._require_not_missing(key)
+                try:
+                    self._schemas[key] = self._awaited(f"/schemas/ids/{identifier}{_QUERIES[kind]}", kind, what)
+                except SchemaMissing as error:
+                    self._remember(key, str(error))
+                    raise
             return self._schemas[key]
+
+    def _require_not_missing(self, key: tuple[int, SchemaType]) -> None:
+        """Raise SchemaMissing if the registry has answered so, not long ago. Wait if there were many such answers."""
+        reason, until = self._missing.get(key, ("", _PASSED))
+        if not until.passed:
+            raise SchemaMissing(reason)
+        if len(self._answers) == self._patience.requests:
+            pause(self._answers[0].left)
+
+    def _remember(self, key: tuple[int, SchemaType], reason: str) -> None:
+        """Store that there is no schema with an id."""
+        self._missing.pop(key, None)
+        if len(self._missing) == _MAX_REMEMBERED:
+            del self._missing[next(iter(self._missing))]
+        self._missing[key] = reason, Deadline.after(self._patience.missing_seconds)
+        self._answers.append(Deadline.after(self._patience.period_seconds))
 
     def _awaited(self, path: str, kind: SchemaType, what: str) -> RegisteredSchema:
         """Return the schema at a path, which a replica of the registry may not know at once."""
@@ -167,7 +216,7 @@ class Registry:
             except SchemaMissing:
                 if is_last:
                     if may_wait:
-                        self._waits.append(Deadline.after(self._memory_seconds))
+                        self._waits.append(Deadline.after(self._patience.waits_seconds))
                     raise
             pause(_POLL_SECONDS)
 
@@ -208,12 +257,7 @@ class Registry:
         Errors name the URL of the request, not one to which it was redirected, which may contain a secret.
         """
         url = self._options.url.rstrip("/") + path
-        request = urllib.request.Request(url, headers={"Accept": "application/vnd.schemaregistry.v1+json"})  # noqa: S310
-        if self._options.username is not None:
-            login = f"{self._options.username}:{self._options.password}".encode()
-            # Not sent again if the server redirects the request.
-            request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(login).decode()}")
-        status, reason, body = self._answer(request, url)
+        status, reason, body = self._answer(url)
         answer = _parsed(body)
         if status >= HTTPStatus.BAD_REQUEST:
             raise self._error(status, reason, answer, url, what)
@@ -223,27 +267,25 @@ class Registry:
             raise self._not_a_registry(url)
         return answer
 
-    def _answer(self, request: urllib.request.Request, url: str) -> tuple[int, str, bytes]:
+    def _answer(self, url: str) -> tuple[int, str, bytes]:
         """Return the HTTP status, the name of the status and the body of an answer, within the time limit."""
+        headers = {"Accept": "application/vnd.schemaregistry.v1+json"}
+        login = {}
+        if self._options.username is not None:
+            pair = f"{self._options.username}:{self._options.password}".encode()
+            login["Authorization"] = f"Basic {base64.b64encode(pair).decode()}"
         limit = Deadline.after(self._options.timeout)
         try:
-            with LimitedConnections(limit) as connections:
-                opener = urllib.request.build_opener(_Http(connections), _Https(connections, self._tls()))
-                try:
-                    response = opener.open(request, timeout=self._options.timeout)
-                except urllib.error.HTTPError as error:
-                    response = error
-                with response:
-                    answer = response.code, response.reason, _body(response)
-        except (ssl.SSLCertVerificationError, urllib.error.URLError) as error:
-            reason = error.reason
-            if isinstance(error, ssl.SSLCertVerificationError) or isinstance(reason, ssl.SSLCertVerificationError):
-                raise LoginFailed(
-                    f"the certificate of the schema registry is not trusted: {reason}",
-                    where=_WHERE,
-                    hint="set registry.ca_file to the CA certificates of the registry",
-                ) from None
-            raise self._silent(url, limit, reason) from None
+            with self._connecting:
+                answer = self._connections.get(url, limit, _MAX_BYTES, headers, login)
+        except ssl.SSLCertVerificationError as error:
+            raise LoginFailed(
+                f"the certificate of the schema registry is not trusted: {error}",
+                where=_WHERE,
+                hint="set registry.ca_file to the CA certificates of the registry",
+            ) from None
+        except urllib.error.URLError as error:
+            raise self._silent(url, limit, error.reason) from None
         except (ValueError, http.client.InvalidURL):  # of a redirect
             raise self._not_a_registry(url) from None
         except (OSError, http.client.HTTPException) as error:
@@ -251,14 +293,6 @@ class Registry:
         if limit.passed:  # the end of the connection may look like that of the headers
             raise self._silent(url, limit, None)
         return answer
-
-    def _tls(self) -> ssl.SSLContext | None:
-        if not self._options.url.startswith("https:"):
-            return None
-        try:
-            return ssl.create_default_context(cafile=self._options.ca_file)
-        except OSError as error:  # including ssl.SSLError
-            raise ConfigError(f"cannot be used: {error}", where="registry.ca_file") from None
 
     def _error(self, status: int, reason: str, answer: object, url: str, what: str) -> Exception:
         """Return the error that an answer with an HTTP status of 400 or more stands for."""
@@ -298,39 +332,11 @@ class Registry:
         )
 
 
-class _Http(urllib.request.HTTPHandler):
-    """Opens plain connections, which end at the deadline."""
-
-    def __init__(self, connections: LimitedConnections) -> None:
-        super().__init__()
-        self._connections = connections
-
-    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(self._connections.plain, req)
-
-
-class _Https(urllib.request.HTTPSHandler):
-    """Opens connections with TLS, which end at the deadline."""
-
-    def __init__(self, connections: LimitedConnections, tls: ssl.SSLContext | None) -> None:
-        super().__init__()
-        self._connections, self._tls = connections, tls
-
-    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(self._connections.secure, req, context=self._tls)
-
-
-def _body(response: http.client.HTTPResponse | urllib.error.HTTPError) -> bytes:
-    """Return the body of an answer. Raises OSError if it is too long, or shorter than its header says."""
-    stream: http.client.HTTPResponse = response.fp if isinstance(response, urllib.error.HTTPError) else response  # type: ignore[assignment]
-    body = bytearray()
-    while part := stream.read1(_CHUNK):  # `read` waits for as many bytes
-        body += part
-        if len(body) > _MAX_BYTES:
-            raise OSError(f"the answer is longer than {_MAX_BYTES >> 20} MiB")
-    if stream.length:  # of which `read1` does not complain
-        raise OSError(f"the connection ended {stream.length} bytes before the answer")
-    return bytes(body)
+def _tls(ca_file: Path | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:  # including ssl.SSLError
+        raise ConfigError(f"cannot be used: {error}", where="registry.ca_file") from None
 
 
 def _parsed(body: bytes) -> object:

@@ -9,7 +9,7 @@ undefined.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 
 import numpy as np
@@ -201,6 +201,18 @@ class Values:
         self.records.fail(
             int(self.record[index]), "", f"record does not match its {self.schema_kind} schema: {what}{where}"
         )
+
+
+def grouped(keys: npt.NDArray[np.generic]) -> Iterator[Ints]:
+    """Yield the indexes of equal keys, which are numbers or the rows of an array, for each distinct key in order."""
+    if not len(keys):
+        return
+    if (keys == keys[0]).all():
+        yield np.arange(len(keys))
+        return
+    _, places = np.unique(keys, axis=0, return_inverse=True)
+    places = places.reshape(-1)
+    yield from np.split(np.argsort(places, kind="stable"), np.cumsum(np.bincount(places))[:-1])
 
 
 def spread(arrays: Sequence[pa.Array], places: Sequence[Ints], count: int) -> pa.Array:

@@ -13,8 +13,9 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 from ingestd.errors import ConfigError
 from ingestd.formats.protobuf.options import ProtobufOptions
-from ingestd.formats.registry import Registry, RegistryOptions
+from ingestd.formats.registry import Patience, Registry, RegistryOptions
 from tests.support.decoding import columns_of, reasons, rows_of
+from tests.support.patience import LIMIT
 from tests.support.protobuf import Field, class_of, file_of, message
 from tests.support.registry import RegistryServer, registry_server, serialize
 
@@ -32,7 +33,7 @@ def server() -> Iterator[RegistryServer]:
 
 
 def registry_of(server: RegistryServer) -> Registry:
-    return Registry(RegistryOptions(server.url, lag=0.0))
+    return Registry(RegistryOptions(server.url, lag=0.0), Patience(missing_seconds=LIMIT))
 
 
 def text_of(file: FileDescriptorProto) -> str:

@@ -18,9 +18,10 @@ from typing import Literal
 
 import pytest
 
+from ingestd.clock import monotonic
 from ingestd.errors import ConfigError, LoginFailed, RegistryUnavailable
 from ingestd.formats.avro.options import AvroOptions
-from ingestd.formats.registry import InvalidSchema, Registry, RegistryOptions
+from ingestd.formats.registry import InvalidSchema, Patience, Registry, RegistryOptions, SchemaMissing
 from tests.support.avro import ISO_DATE, ISO_TIME, ISO_TIMESTAMP, encode, schema_of
 from tests.support.certificates import make
 from tests.support.decoding import columns_of, reasons, rows_of
@@ -39,7 +40,8 @@ def server() -> Iterator[RegistryServer]:
 
 
 def registry_of(server: RegistryServer, **options: object) -> Registry:
-    return Registry(RegistryOptions(server.url, **{"lag": 0.0, **options}))  # type: ignore[arg-type]
+    patience = Patience(missing_seconds=LIMIT)
+    return Registry(RegistryOptions(server.url, **{"lag": 0.0, **options}), patience)  # type: ignore[arg-type]
 
 
 def test_decode_when_serializer_is_confluents_then_schemas_are_found_once(server: RegistryServer) -> None:
@@ -59,7 +61,7 @@ def test_decode_when_serializer_is_confluents_then_schemas_are_found_once(server
             (5, "", "the registry has no schema 77"),
             (6, "", "record does not begin with the header of the framing confluent"),
         ]
-    assert sorted(server.gets) == ["/schemas/ids/1", "/schemas/ids/2", "/schemas/ids/77", "/schemas/ids/77"]
+    assert sorted(server.gets) == ["/schemas/ids/1", "/schemas/ids/2", "/schemas/ids/77"]
 
 
 def test_decode_when_confluents_serializer_writes_texts_of_debezium_then_they_are_dates_and_timestamps(
@@ -112,7 +114,7 @@ def test_decode_when_many_ids_do_not_exist_then_not_each_is_awaited(server: Regi
 
 
 def test_schema_when_waits_without_a_result_are_long_ago_then_schemas_are_awaited_again(server: RegistryServer) -> None:
-    registry = Registry(RegistryOptions(server.url, lag=0.01), memory_seconds=0.0)
+    registry = Registry(RegistryOptions(server.url, lag=0.01), Patience(missing_seconds=0.0, waits_seconds=0.0))
     for identifier in range(1, 6):
         with pytest.raises(InvalidSchema):
             registry.schema(identifier, "AVRO")
@@ -120,6 +122,75 @@ def test_schema_when_waits_without_a_result_are_long_ago_then_schemas_are_awaite
     server.register("t-value", {"schema": NEW})
     server.lagging = 1
     assert registry.schema(1, "AVRO").text == NEW
+
+
+def _unknown(count: int) -> list[bytes]:
+    """Return records, each of which has another id that no schema has."""
+    return [struct.pack(">BI", 0, 1_000 + number) for number in range(count)]
+
+
+def test_decode_when_many_ids_do_not_exist_then_each_is_requested_once_on_the_same_connection(
+    server: RegistryServer,
+) -> None:
+    server.keeps_connections = True
+    decoder = AvroOptions().decoder(COLUMNS, registry_of(server))
+
+    decoded = [decoder.decode(_unknown(200)) for _ in range(2)]
+
+    assert [reason for _, _, reason in reasons(decoded[0])] == [
+        f"the registry has no schema {1_000 + number}" for number in range(200)
+    ]
+    assert reasons(decoded[1]) == reasons(decoded[0])
+    assert len(server.gets) == 200
+    assert server.connections == 1
+
+
+def test_decode_when_a_missing_schema_is_registered_then_the_decoder_requests_it_after_a_while(
+    server: RegistryServer,
+) -> None:
+    record = struct.pack(">BI", 0, 1) + encode(NEW, {"id": 7, "name": "x"})
+    impatience = Patience(missing_seconds=0.0)
+    registries = registry_of(server), Registry(RegistryOptions(server.url, lag=0.0), impatience)
+    patient, impatient = (AvroOptions().decoder(COLUMNS, registry) for registry in registries)
+    for decoder in (patient, impatient):
+        assert reasons(decoder.decode([record])) == [(0, "", "the registry has no schema 1")]
+    server.register("t-value", {"schema": NEW})
+
+    assert reasons(patient.decode([record])) == [(0, "", "the registry has no schema 1")]
+    assert rows_of(impatient.decode([record])) == [{"id": 7, "name": "x"}]
+
+
+def test_decode_when_more_ids_do_not_exist_than_may_be_requested_then_the_others_are_requested_later(
+    server: RegistryServer,
+) -> None:
+    registry = Registry(RegistryOptions(server.url, lag=0.0), Patience(requests=5, period_seconds=0.2))
+    known = struct.pack(">BI", 0, server.register("t-value", {"schema": NEW})) + encode(NEW, {"id": 7, "name": "x"})
+    begin = monotonic()
+
+    decoded = AvroOptions().decoder(COLUMNS, registry).decode([*_unknown(12), known])
+
+    assert [reason for _, _, reason in reasons(decoded)] == [
+        f"the registry has no schema {1_000 + number}" for number in range(12)
+    ]
+    assert rows_of(decoded) == [{"id": 7, "name": "x"}]
+    assert len(server.gets) == 13
+    assert monotonic() - begin > 0.4
+
+
+def test_schema_when_connections_end_between_requests_then_the_request_is_sent_again(server: RegistryServer) -> None:
+    registry = registry_of(server)
+    server.register("t-value", {"schema": OLD})
+    server.register("t-value", {"schema": NEW})
+    server.keeps_connections, server.max_requests = True, 1
+
+    assert [registry.schema(identifier, "AVRO").text for identifier in (1, 2)] == [OLD, NEW]
+    with pytest.raises(SchemaMissing):
+        registry.schema(3, "AVRO")
+
+    assert server.connections == 3
+    server.max_requests = 0
+    with pytest.raises(RegistryUnavailable, match="does not answer"):
+        registry.schema(4, "AVRO")
 
 
 @pytest.mark.parametrize(("framing", "header"), [("confluent", ">BI"), ("apicurio", ">BQ")])
@@ -271,14 +342,20 @@ def test_schema_when_a_registry_does_not_know_the_path_then_raises_config_error(
 
 
 @contextmanager
-def _endless(start: bytes, part: bytes, pause_seconds: float) -> Iterator[str]:
-    """Yield the host and port of a server that answers with `start` and then with `part`, again and again."""
+def _endless(start: bytes, part: bytes, pause_seconds: float, first: bytes = b"") -> Iterator[str]:
+    """Yield the host and port of a server that answers with `start` and then with `part`, again and again.
+
+    It answers the first request of its only connection with `first`, unless that is empty.
+    """
     ended = threading.Event()
 
     def answer() -> None:
         connection, _ = listener.accept()
         with connection, suppress(OSError):  # the client ends it
             connection.recv(10_000)
+            if first:
+                connection.sendall(first)
+                connection.recv(10_000)
             connection.sendall(start)
             while not ended.wait(pause_seconds):
                 connection.sendall(part)
@@ -312,6 +389,16 @@ def test_schema_when_the_answer_arrives_byte_by_byte_then_raises_unavailable(
         pytest.raises(RegistryUnavailable, match=r"after 0\.5 s \(registry\.tim"),
     ):
         Registry(RegistryOptions(f"{scheme}://{server}", timeout=0.5)).schema(1, "AVRO")
+
+
+def test_schema_when_a_later_answer_on_a_connection_arrives_byte_by_byte_then_raises_unavailable() -> None:
+    body = json.dumps({"schema": OLD}).encode()
+    first = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    with _endless(b"HTTP/1.1 200 OK\r\nA: ", b"a", 0.05, first) as server:
+        registry = Registry(RegistryOptions(f"http://{server}", timeout=0.5))
+        assert registry.schema(1, "AVRO").text == OLD
+        with pytest.raises(RegistryUnavailable, match=r"after 0\.5 s \(registry\.tim"):
+            registry.schema(2, "AVRO")
 
 
 def test_schema_when_the_answer_has_no_end_then_raises_unavailable() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import ssl
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -27,7 +28,9 @@ class RegistryServer:
     """The content of a registry and the requests for it. If `status` is set, it is the answer to every request.
 
     The versions of the subjects in `deleted` are returned only to requests with the parameter `deleted`. The next
-    `lagging` requests are answered as by a replica that does not know any schema yet.
+    `lagging` requests are answered as by a replica that does not know any schema yet. `connections` is the number of
+    connections that were accepted. A connection is for one request, unless the server `keeps_connections`; then, it
+    ends without an answer to a request after `max_requests`.
     """
 
     url: str = ""
@@ -36,6 +39,9 @@ class RegistryServer:
     gets: list[str] = field(default_factory=list)
     deleted: set[str] = field(default_factory=set)
     lagging: int = 0
+    connections: int = 0
+    keeps_connections: bool = False
+    max_requests: int = sys.maxsize
     _schemas: list[dict[str, Any]] = field(default_factory=list)
     _versions: dict[str, list[int]] = field(default_factory=dict)
 
@@ -99,8 +105,19 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # one packet for each answer
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.content.connections += 1
+        self.requests = 0
 
     def do_GET(self) -> None:
+        self.requests += 1
+        if self.requests > self.server.content.max_requests:
+            self.close_connection = True
+            return
         self.server.content.gets.append(self.path)
         if self._is_allowed():
             found = self.server.content.find(self._parts(), with_deleted="deleted=true" in urlsplit(self.path).query)
@@ -130,6 +147,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
         self.send_header("Content-Length", str(len(data)))
+        if not self.server.content.keeps_connections:
+            self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(data)
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from ingestd.formats.values import Ints, Records
+from ingestd.formats.values import Ints, Records, grouped
 
 # What precedes the data of a record:
 # - confluent: a zero byte, and the id of the schema in the registry in 4 bytes
@@ -41,7 +41,8 @@ def groups(records: Records, framing: Framing) -> Iterator[tuple[int, Ints, Ints
         framed &= records.data[starts + place] == byte
     for record in np.flatnonzero(~framed).tolist():
         records.fail(record, "", f"record does not begin with the header of the framing {framing}")
-    ids = records.words(kind, starts + len(magic))
-    for identifier in np.unique(ids[framed]):
-        indexes = np.flatnonzero(framed & (ids == identifier))
-        yield int(identifier), indexes, starts[indexes] + size
+    indexes = np.flatnonzero(framed)
+    ids = records.words(kind, starts[indexes] + len(magic))
+    for members in grouped(ids):
+        of_group = indexes[members]
+        yield int(ids[members[0]]), of_group, starts[of_group] + size

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from ingestd.formats.values import MAX_VARINT, Ints, Mask, Records
+from ingestd.formats.values import MAX_VARINT, Ints, Mask, Records, grouped
 
 # What precedes the message:
 # - confluent: a zero byte, the id of the schema in the registry in 4 bytes, and the index path of the message's type:
@@ -46,7 +46,11 @@ def groups(records: Records, framing: Framing) -> Iterator[tuple[Key, Ints, Ints
         columns.append(np.where(has, index, 0))
     for record in np.flatnonzero(~ok).tolist():
         records.fail(record, "", f"record does not begin with the header of the framing {framing}")
-    yield from _grouped(np.stack(columns, axis=1), np.flatnonzero(ok), at)
+    indexes = np.flatnonzero(ok)
+    keys = np.stack(columns, axis=1)[indexes]
+    for members in grouped(keys):
+        of_group = indexes[members]
+        yield _key(keys[members[0]]), of_group, at[of_group]
 
 
 def _index(records: Records, at: Ints, which: Mask) -> tuple[Ints, Ints]:
@@ -56,21 +60,6 @@ def _index(records: Records, at: Ints, which: Mask) -> tuple[Ints, Ints]:
     ends = at + sizes
     bad = (ends > records.ends) | (sizes > MAX_VARINT) | ~which
     return np.where(bad, -1, numbers), np.where(bad, at, ends)
-
-
-def _grouped(keys: Ints, indexes: Ints, at: Ints) -> Iterator[tuple[Key, Ints, Ints]]:
-    """Yield the records of each key: the id, the number of indexes, and the indexes."""
-    if not len(indexes):
-        return
-    keys = keys[indexes]
-    if (keys == keys[0]).all():
-        yield _key(keys[0]), indexes, at[indexes]
-        return
-    distinct, places = np.unique(keys, axis=0, return_inverse=True)
-    places = places.reshape(-1)
-    members = np.split(indexes[np.argsort(places, kind="stable")], np.cumsum(np.bincount(places))[:-1])
-    for key, of_key in zip(distinct, members, strict=True):
-        yield _key(key), of_key, at[of_key]
 
 
 def _key(row: Ints) -> Key:

@@ -16,7 +16,7 @@ from ingestd.formats.protobuf.decoder import ProtobufDecoder, Types
 from ingestd.formats.protobuf.framing import Framing, Key
 from ingestd.formats.protobuf.schema import ProtoType, SchemaFile, is_descriptor, read_set
 from ingestd.formats.record_decoder import TombstonesKey
-from ingestd.formats.registry import InvalidSchema, RegisteredSchema, Registry
+from ingestd.formats.registry import InvalidSchema, RegisteredSchema, Registry, SchemaMissing
 from ingestd.formats.unmatched import UnmatchedKey
 from ingestd.keys import Doc
 from ingestd.schema import Column
@@ -127,6 +127,8 @@ class _Registered:
         if identifier not in self._files:
             try:
                 self._files[identifier] = self._file(identifier)
+            except SchemaMissing:  # which the registry remembers
+                raise
             except InvalidSchema as error:
                 self._files[identifier] = str(error)
         file = self._files[identifier]
