@@ -7,14 +7,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from operator import methodcaller
+from typing import Literal
 
-from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE, Message
+from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, TIMESTAMP_NOT_AVAILABLE, Message
 
 from ingestd.errors import RecordError
 from ingestd.kafka.ranges import TopicPartition
 
 Headers = tuple[tuple[str, bytes | None], ...]
 
+# Whether the producer has set the timestamp of a record, or the broker that has stored it.
+TimestampType = Literal["CreateTime", "LogAppendTime"]
+_TYPES: dict[TimestampType, int] = {
+    "CreateTime": TIMESTAMP_CREATE_TIME,
+    "LogAppendTime": TIMESTAMP_LOG_APPEND_TIME,
+}
 # What Kafka stores as the timestamp of a record that has none.
 NO_TIMESTAMP = -1
 # The client returns a result although it has set an exception. The interpreter detects this only in calls that it does
@@ -29,13 +36,15 @@ class Record:
     """A record to write, or one that was read.
 
     `timestamp_ms` is in milliseconds since 1970. None means that a record has no timestamp (brokers before Kafka 0.10),
-    or that the record is written with the current time.
+    or that the record is written with the current time. So is one with the timestamp 0. `timestamp_type` describes the
+    timestamp of a record that was read.
     """
 
     key: bytes | None
     value: bytes | None
     headers: Headers = ()
     timestamp_ms: int | None = None
+    timestamp_type: TimestampType = "CreateTime"
 
     @classmethod
     def of(cls, message: Message) -> Record:
@@ -47,7 +56,8 @@ class Record:
                 where=f"{message.topic()}[{message.partition()}] offset {message.offset()}",
                 hint="fix the producer; on_error: skip, or another position (`ingestd offsets`), skips the record",
             )
-        return cls(message.key(), message.value(), readable, timestamp_ms(message))
+        kind: TimestampType = "LogAppendTime" if message.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME else "CreateTime"
+        return cls(message.key(), message.value(), readable, timestamp_ms(message), kind)
 
     @property
     def size(self) -> int:
@@ -57,7 +67,8 @@ class Record:
 
     def message(self, partition: TopicPartition, offset: int) -> Message:
         """Return the message by which a consumer would return the record from this place in Kafka."""
-        at = (TIMESTAMP_NOT_AVAILABLE, 0) if self.timestamp_ms is None else (TIMESTAMP_CREATE_TIME, self.timestamp_ms)
+        milliseconds = self.timestamp_ms
+        at = (TIMESTAMP_NOT_AVAILABLE, 0) if milliseconds is None else (_TYPES[self.timestamp_type], milliseconds)
         return Message(
             topic=partition.topic,
             partition=partition.partition,

@@ -10,6 +10,8 @@ from tests.support.stack import Stack
 _HEADER = struct.Struct(">qi")  # the first offset of a batch, and its length without these two fields
 _ATTRIBUTES = 22  # the position of the byte with the compression codec in its lowest three bits
 _UNKNOWN_CODEC = 6
+# The positions of the first byte behind the checksum, of the timestamp of the first record, and of the latest one.
+_CHECKED, _BASE_TIMESTAMP, _MAX_TIMESTAMP = 21, 27, 35
 
 
 def flip_last_bits(stack: Stack, topic: str, partition: int, offset: int) -> None:
@@ -22,6 +24,27 @@ def set_unknown_codec(stack: Stack, topic: str, partition: int, offset: int) -> 
     """Make the batch that begins at `offset` one of an unknown compression codec. Its checksum is wrong then, too."""
     log, batch, _ = _batch(stack, topic, partition, offset)
     _write(log, batch + _ATTRIBUTES, log.read_bytes()[batch + _ATTRIBUTES] & ~7 | _UNKNOWN_CODEC)
+
+
+def set_timestamp(stack: Stack, topic: str, partition: int, offset: int, milliseconds: int) -> None:
+    """Set the timestamp of the only record of the batch at `offset`. -1 is none. The client cannot write 0 or none."""
+    log, batch, end = _batch(stack, topic, partition, offset)
+    checked = bytearray(log.read_bytes()[batch + _CHECKED : end])
+    for position in (_BASE_TIMESTAMP, _MAX_TIMESTAMP):
+        struct.pack_into(">q", checked, position - _CHECKED, milliseconds)
+    with log.open("r+b") as file:
+        file.seek(batch + _CHECKED - 4)
+        file.write(struct.pack(">I", _crc32c(checked)) + checked)
+
+
+def _crc32c(data: bytes) -> int:
+    """Return the CRC-32C of RFC 3720, which a batch contains."""
+    checksum = 0xFFFFFFFF
+    for byte in data:
+        checksum ^= byte
+        for _ in range(8):
+            checksum = checksum >> 1 ^ (0x82F63B78 if checksum & 1 else 0)
+    return checksum ^ 0xFFFFFFFF
 
 
 def _batch(stack: Stack, topic: str, partition: int, offset: int) -> tuple[Path, int, int]:

@@ -10,6 +10,8 @@ memory of letters that Kafka has not acknowledged.
 
 A dead letter has the key, the value, the headers and the timestamp of the record. In the topic, further headers, whose
 values are UTF-8 texts, follow those of the record: the names `__connect.errors.*` are those of Kafka Connect (KIP-298).
+They contain the timestamp, because no record can be written with the timestamp 0 or with none, and a topic may replace
+all timestamps.
 If the topic refuses the size of a letter, it has a reference instead: only these further headers, after one that says
 what was omitted. Records that the client of Kafka cannot read have one letter per batch, with their offsets, but no
 value.
@@ -30,7 +32,7 @@ from ingestd.ingest.letters.table import UNREAD, Letter, LetterTable, letter_row
 from ingestd.ingest.options import KafkaField
 from ingestd.kafka.ranges import TopicIdentity, TopicPartition
 from ingestd.kafka.reader import Batch
-from ingestd.kafka.record import Headers, Record
+from ingestd.kafka.record import Headers, Record, TimestampType
 from ingestd.kafka.topic_writer import TopicWriter
 from ingestd.kafka.unreadable import UnreadableBatch
 from ingestd.storage.storages import Storages
@@ -41,7 +43,13 @@ _HEADERS = (
     *("__connect.errors.connector.name", "__connect.errors.task.id", "__connect.errors.stage"),
     *("__connect.errors.class.name", "__connect.errors.exception.class.name", "__connect.errors.exception.message"),
     *("ingestd.id", "ingestd.mapping", "ingestd.column", "ingestd.reason", "ingestd.time"),
+    *("ingestd.timestamp.type", "ingestd.timestamp"),
 )
+# The number of headers of a letter that was written before letters had the timestamps of their records as headers.
+_WITHOUT_TIMESTAMP = len(_HEADERS) - 2
+_TIMESTAMP_TYPES: Mapping[str, TimestampType] = {"CreateTime": "CreateTime", "LogAppendTime": "LogAppendTime"}
+# The type of the timestamp of a record that has none.
+_NO_TIMESTAMP = "none"
 # The header of a reference. Its value describes the record, which is only in its own topic.
 _OMITTED = "ingestd.omitted"
 # The stages of Kafka Connect that convert parts of a record. All others belong to the value.
@@ -107,19 +115,31 @@ class Origin:
             *(letter.mapping, str(self.task), letter.stage),
             *(self.decoder, error, column + letter.reason),
             *(letter.id, letter.mapping, letter.column, letter.reason, time),
+            *_timestamp_texts(letter.record),
         )
         return tuple((name, text.encode()) for name, text in zip(_HEADERS, texts, strict=True))
 
 
+def _timestamp_texts(record: Record) -> tuple[str, str]:
+    """Return the type of the timestamp of a record, and the milliseconds since 1970; the second is '' without one."""
+    if record.timestamp_ms is None:
+        return _NO_TIMESTAMP, ""
+    return record.timestamp_type, str(record.timestamp_ms)
+
+
 def parse_letter(record: Record) -> Letter | None:
     """Return the dead letter in a record of a topic; None if ingestd has not written the record."""
-    original, added = record.headers[: -len(_HEADERS)], record.headers[-len(_HEADERS) :]
-    if tuple(name for name, _ in added) != _HEADERS:
+    for count in (len(_HEADERS), _WITHOUT_TIMESTAMP):
+        original, added = record.headers[:-count], record.headers[-count:]
+        if tuple(name for name, _ in added) == _HEADERS[:count]:
+            break
+    else:
         return None
     text = {name: (value or b"").decode("utf-8", "replace") for name, value in added}
     try:
         partition = TopicPartition(text["__connect.errors.topic"], int(text["__connect.errors.partition"]))
         offset, time = int(text["__connect.errors.offset"]), datetime.fromisoformat(text["ingestd.time"])
+        rejected = _with_timestamp(replace(record, headers=original), text)
     except ValueError:  # another program has written headers of these names
         return None
     return Letter(
@@ -127,12 +147,24 @@ def parse_letter(record: Record) -> Letter | None:
         text["ingestd.mapping"],
         partition,
         offset,
-        replace(record, headers=original),
+        rejected,
         text["__connect.errors.stage"],
         text["ingestd.column"],
         text["ingestd.reason"],
         time,
     )
+
+
+def _with_timestamp(record: Record, text: Mapping[str, str]) -> Record:
+    """Return a record with the timestamp that its headers contain, if they do. Raises ValueError."""
+    kind = text.get("ingestd.timestamp.type")
+    if kind is None:
+        return record
+    if kind == _NO_TIMESTAMP:
+        return replace(record, timestamp_ms=None)
+    if kind not in _TIMESTAMP_TYPES:
+        raise ValueError(kind)
+    return replace(record, timestamp_ms=int(text["ingestd.timestamp"]), timestamp_type=_TIMESTAMP_TYPES[kind])
 
 
 @dataclass(frozen=True, slots=True)

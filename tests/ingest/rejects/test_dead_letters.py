@@ -110,6 +110,7 @@ def test_reject_when_it_becomes_a_dead_letter_then_further_headers_say_where_it_
         assert added["ingestd.mapping"] == name
         assert added["ingestd.reason"] in added["__connect.errors.exception.message"]
         assert added["ingestd.time"].endswith("+00:00")
+        assert (added["ingestd.timestamp.type"], added["ingestd.timestamp"]) == ("CreateTime", str(record.timestamp_ms))
     assert [_added(x, r.headers)["ingestd.column"] for x, r in zip(letters, REJECTS, strict=True)] == ["", "id", "", ""]
 
 

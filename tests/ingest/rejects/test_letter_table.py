@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE, Message
+from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, TIMESTAMP_NOT_AVAILABLE, Message
 from pyarrow import orc
 
 from ingestd.acid.writer_pool import StagingFiles, WriterPool
@@ -68,6 +69,13 @@ def test_letter_when_it_has_no_time_of_its_error_then_is_read_without_one() -> N
     assert list(letters_of(letter_rows([letter]))) == [letter]
 
 
+@pytest.mark.parametrize("kind", [TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME])
+@pytest.mark.parametrize("milliseconds", [0, 1_790_000_000_123, -5])
+def test_record_when_it_becomes_a_message_then_has_its_timestamp_and_the_type(kind: int, milliseconds: int) -> None:
+    message = Message(topic="t", partition=0, offset=1, value=b"", timestamp=(kind, milliseconds))
+    assert Record.of(message).message(TopicPartition("t", 0), 1).timestamp() == (kind, milliseconds)
+
+
 def test_record_when_kafka_has_no_timestamp_of_it_then_has_none() -> None:
     for kind, milliseconds in ((TIMESTAMP_NOT_AVAILABLE, 0), (TIMESTAMP_CREATE_TIME, -1)):
         assert Record.of(Message(value=b"", timestamp=(kind, milliseconds))).timestamp_ms is None
@@ -96,12 +104,20 @@ def test_letter_when_a_column_cannot_store_a_part_of_the_record_then_its_stage_n
 
 def test_letters_when_written_to_a_topic_and_read_then_are_the_same() -> None:
     origin = Origin("m", 0, "json", {}, {})
-    for letter in _letters(RECORDS):
+    for letter in _letters([*RECORDS, replace(RECORDS[0], timestamp_type="LogAppendTime")]):
         headers = (*letter.record.headers, *origin.headers(letter))
-        assert (
-            parse_letter(Record(letter.record.key, letter.record.value, headers, letter.record.timestamp_ms)) == letter
-        )
-        assert parse_letter(Record(None, None, headers[:-1])) is None
+        stored = Record(letter.record.key, letter.record.value, headers, 7)  # a broker may set another timestamp
+        assert parse_letter(stored) == letter
+        assert parse_letter(replace(stored, headers=headers[:-1])) is None
+        for wrong in ((("ingestd.timestamp", b"x"),), (("ingestd.timestamp.type", b"x"), headers[-1])):
+            other = parse_letter(replace(stored, headers=headers[: -len(wrong)] + wrong))
+            assert other is None or other.record.timestamp_ms is None
+
+
+def test_letter_when_its_headers_lack_the_timestamp_of_the_record_then_has_that_of_the_letter() -> None:
+    [letter] = _letters(RECORDS[:1])
+    headers = (*letter.record.headers, *Origin("m", 0, "json", {}, {}).headers(letter)[:-2])
+    assert parse_letter(replace(letter.record, headers=headers)) == letter
 
 
 # No broker answers at this address.
