@@ -83,11 +83,12 @@ class Cursor(Values):
         bits, sizes = self.records.varints(self.at)
         overflows = sizes >= MAX_VARINT
         if overflows.any():
+            # A record that ends before the tenth byte does not say whether there are more.
+            overflows &= self.remaining >= MAX_VARINT
             overflows &= self.records.data[self.at + overflows * (MAX_VARINT - 1)] > 1
-            sizes = sizes + (overflows & (sizes == MAX_VARINT))
-        self.advance(sizes)
-        if overflows.any():
             self.malformed(overflows, "an integer has more than 10 bytes")
+            sizes = np.where(overflows, 0, sizes)
+        self.advance(sizes)
         numbers: Ints = ((bits >> np.uint64(1)) ^ (~(bits & np.uint64(1)) + np.uint64(1))).view(np.int64)
         return numbers
 
