@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ingestd.schema import HiveType
+
 Ints = npt.NDArray[np.int64]
 Bits = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
@@ -23,6 +25,9 @@ Path = Callable[[int], str]
 Reason = Callable[[int], str]
 
 MAX_VARINT = 10  # bytes
+# The values in arrays and maps of a record: as many as these, or as this many per byte of the record.
+MAX_VALUES, MAX_VALUES_PER_BYTE = 1 << 24, 2
+TOO_MANY_VALUES = f"arrays and maps of the record have more than {MAX_VALUES:,} values, most of which are empty"
 _PADDING = 16  # a word may be read behind the last record
 _HIGH_BITS = np.uint64(0x8080808080808080)
 _LOW_BITS = np.uint64(0x7F7F7F7F7F7F7F7F)
@@ -66,6 +71,8 @@ class Records:
         self.unit = "ns" if before is None else "us"
         self.coarse: Mask = np.zeros(len(values), np.bool_) if before is None else before.coarse & ~before.failed
         self.has_fine = False
+        # The number of values in arrays and maps that have been found in each record.
+        self.value_counts: Ints = np.zeros(len(values), np.int64)
         self._views: dict[str, npt.NDArray[np.generic]] = {}
 
     def constants(self, value: bytes) -> Records:
@@ -189,6 +196,22 @@ class Values:
         path = self.path(index).removeprefix(".")
         self.records.fail(int(self.record[index]), self.column, f"{path}: {reason}" if path else reason)
 
+    def items_within_limits(self, owners: Ints, item: HiveType) -> Mask | None:
+        """Count the items of these values, and return which of them are read; None if all are.
+
+        A record of a megabyte can contain half a million items without content, each of which is a struct of many
+        columns. A record with too many values fails, and its items are not read. `owners` are the indexes of the values
+        that contain the items.
+        """
+        records = self.records
+        records.value_counts += np.bincount(self.record[owners], minlength=len(records.ends)) * width_of(item)
+        excess: Mask = records.value_counts > np.maximum(MAX_VALUES, MAX_VALUES_PER_BYTE * records.sizes)
+        if not excess.any():
+            return None
+        bad: Mask = excess[self.record]
+        self.reject(bad, lambda _index: TOO_MANY_VALUES)
+        return ~bad[owners]
+
     def malformed(self, bad: Mask, what: str) -> None:
         """Let the records of these values fail, because they are not valid data of their schema."""
         for index in self._firsts(bad & ~self.records.malformed[self.record]):
@@ -201,6 +224,16 @@ class Values:
         self.records.fail(
             int(self.record[index]), "", f"record does not match its {self.schema_kind} schema: {what}{where}"
         )
+
+
+def width_of(kind: HiveType) -> int:
+    """Return the number of values that one of a type consists of, without those in arrays and maps inside of it."""
+    return max(1, sum(map(width_of, kind.children))) if kind.kind == "struct" else 1
+
+
+def values_allowed(size: int) -> int:
+    """Return how many values arrays and maps of a record of this size, in bytes, may have."""
+    return max(MAX_VALUES, MAX_VALUES_PER_BYTE * size)
 
 
 def grouped(keys: npt.NDArray[np.generic]) -> Iterator[Ints]:

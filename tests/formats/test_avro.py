@@ -73,6 +73,22 @@ def test_decode_when_count_is_hostile_then_record_is_rejected_without_memory() -
     ]
 
 
+def test_decode_when_small_items_would_be_many_values_then_record_is_rejected_and_items_are_not_read() -> None:
+    item = {"type": "record", "name": "i", "fields": [{"name": "x0", "type": ["null", "long"]}]}
+    schema = schema_of({"a": {"type": "array", "items": item}, "m": {"type": "map", "values": item}})
+    wide = f"struct<{','.join(f'x{n}:bigint' for n in range(2_000))}>"
+    few = encode(schema, {"a": [{"x0": 1}], "m": {"k": {"x0": None}}})
+    many = encode(schema, {"a": [{"x0": None}] * 10_000, "m": {}})
+    entries = encode(schema, {"a": [], "m": {str(n): {"x0": None} for n in range(10_000)}})
+    decoder = decoder_of(schema, columns_of(a=f"array<{wide}>", m=f"map<string,{wide}>"))
+
+    decoded = decoder.decode([few, many, few, entries])
+
+    reason = "arrays and maps of the record have more than 16,777,216 values, most of which are empty"
+    assert reasons(decoded) == [(1, "a", reason), (3, "m", reason)]
+    assert [row["a"][0]["x0"] for row in rows_of(decoded)] == [1, 1]
+
+
 @pytest.mark.parametrize("count", [1, 40])
 def test_decode_when_record_contains_itself_then_depth_is_limited(count: int) -> None:
     node = {"type": "record", "name": "node", "fields": [{"name": "next", "type": ["null", "node"]}]}

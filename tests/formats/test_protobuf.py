@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.message import DecodeError
 
 from tests.support.decoding import columns_of, reasons, rows_of
 from tests.support.protobuf import Field, class_of, decoder_of, file_of, message
@@ -122,6 +123,47 @@ def test_decode_when_fields_are_repeated_in_a_message_then_last_wins_and_message
         ]
         * 20
     )
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_decode_when_a_replaced_member_of_a_oneof_is_malformed_then_rejected_as_by_googles_parser(count: int) -> None:
+    deep = message("Deep", [Field("a", 1, "int32"), Field("at", 2, ".google.protobuf.Timestamp")])
+    inner = message("Inner", [Field("deep", 1, ".shop.Deep"), Field("deeps", 2, ".shop.Deep", "repeated")])
+    members = [Field("x", 1, ".shop.Inner", oneof="o"), Field("y", 2, "int32", oneof="o")]
+    file = file_of(message("Row", members), inner, deep)
+    decoder = decoder_of(
+        file, columns_of(x="struct<deep:struct<a:int,at:timestamp>,deeps:array<struct<a:int>>>", y="int")
+    )
+    # A valid member, and others that end inside a field: of Inner, of Deep, of an item, and of the timestamp.
+    contents = [b"\x0a\x02\x08\x05", b"\x0a", b"\x0a\x01\x08", b"\x12\x01\x08", b"\x0a\x03\x12\x01\x08"]
+    records = [bytes([0x0A, len(content)]) + content + b"\x10\x07" for content in contents]
+
+    decoded = decoder.decode(records * count)
+
+    assert rows_of(decoded) == [{"x": None, "y": 7}] * count
+    ends = f"{WRONG} the message ends in x"
+    places = ["", ".deep", ".deeps[0]", ".deep.at"]
+    assert reasons(decoded) == [
+        (5 * number + index, "", f"{ends}{place}") for number in range(count) for index, place in enumerate(places, 1)
+    ]
+    for record in records[1:]:
+        with pytest.raises(DecodeError):
+            class_of(file).FromString(record)
+
+
+def test_decode_when_empty_messages_would_be_many_values_then_record_is_rejected_and_they_are_not_read() -> None:
+    wide = [Field(f"x{number}", number, "int64") for number in range(1, 2_001)]
+    fields = [Field("g", 1, ".shop.Wide", "repeated"), Field("m", 2, ".shop.Wide", key="int32")]
+    file = file_of(message("Row", fields), message("Wide", wide))
+    struct = f"struct<{','.join(f'{field.name}:bigint' for field in wide)}>"
+    few = b"\x0a\x02\x08\x05\x12\x00"
+    decoder = decoder_of(file, columns_of(g=f"array<{struct}>", m=f"map<int,{struct}>"))
+
+    decoded = decoder.decode([few, b"\x0a\x00" * 10_000, few, b"\x12\x00" * 10_000])
+
+    reason = "arrays and maps of the record have more than 16,777,216 values, most of which are empty"
+    assert reasons(decoded) == [(1, "g", reason), (3, "m", reason)]
+    assert [row["g"][0]["x1"] for row in rows_of(decoded)] == [5, 5]
 
 
 @pytest.mark.parametrize("kind", ["int32", "sint64", "fixed32", "double", "bool"])

@@ -20,7 +20,7 @@ from ingestd.formats.avro.schema import NO_DEFAULT, SCALED_DECIMAL, AvroField, A
 from ingestd.formats.avro.skip import ItemFinder, Skip, skip_of
 from ingestd.formats.conversions import TEXTS, Convert, to_decimals, to_text
 from ingestd.formats.row_batches import arrow_of
-from ingestd.formats.values import last_of_equal, offsets_of, spread
+from ingestd.formats.values import Ints, last_of_equal, offsets_of, spread
 from ingestd.schema import HiveType
 
 _SCALE, _UNSCALED = HiveType("int"), HiveType("binary")
@@ -223,7 +223,7 @@ class _Array(Reader):
         self._hive = hive
 
     def read(self, cursor: Cursor) -> pa.Array:
-        starts, owners = self._items.find(cursor)
+        starts, owners = _items(self._items, cursor, self._hive.children[0])
         items = self._reader.read(cursor.items(starts, owners))
         arrow = arrow_of(self._hive, cursor.records.unit)
         return pa.ListArray.from_arrays(offsets_of(owners, len(cursor)), items, type=arrow)
@@ -238,7 +238,7 @@ class _Map(Reader):
         self._hive = hive
 
     def read(self, cursor: Cursor) -> pa.Array:
-        starts, owners = self._items.find(cursor)
+        starts, owners = _items(self._items, cursor, self._hive.children[1])
         entries = cursor.items(starts, owners)
         keys = self._key.read(entries)
         values = self._value.read(entries)
@@ -249,6 +249,13 @@ class _Map(Reader):
             keys, values, owners = keys.take(keep), values.take(keep), owners[keep]
         arrow = arrow_of(self._hive, cursor.records.unit)
         return pa.MapArray.from_arrays(offsets_of(owners, len(cursor)), keys, values, type=arrow)
+
+
+def _items(finder: ItemFinder, cursor: Cursor, item: HiveType) -> tuple[Ints, Ints]:
+    """Move the cursor behind its arrays; return the position of each item that is read and the index of its array."""
+    starts, owners = finder.find(cursor)
+    read = cursor.items_within_limits(owners, item)
+    return (starts, owners) if read is None else (starts[read], owners[read])
 
 
 def reader(avro: AvroType, hive: HiveType) -> Reader:

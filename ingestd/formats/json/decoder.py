@@ -71,6 +71,13 @@ class JsonDecoder(RecordDecoder):
 
     def decode_batch(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, RejectReasons]:
         """See `RecordDecoder`. Raises only MixedTimestamps."""
+        excesses = self._records.excesses(values)
+        if not excesses:
+            return self._decode_batch(values)
+        batch, rejects = self._decode_batch([b"{}" if row in excesses else value for row, value in enumerate(values)])
+        return batch, {**rejects, **excesses}
+
+    def _decode_batch(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, RejectReasons]:
         try:
             if self._is_plain:
                 return self._by_arrow(values)

@@ -12,14 +12,15 @@ from typing import NoReturn
 
 import numpy as np
 
-from ingestd.formats.decoder import RejectError
+from ingestd.formats.decoder import RejectError, total_bytes
 from ingestd.formats.json.envelope import AFTER, BEFORE, envelope_in, event_of, has_logical_types
 from ingestd.formats.json.layout import PLAIN, Layout, find
 from ingestd.formats.json.nested import FieldIndexes, converter, primitive
 from ingestd.formats.json.types import InvalidValue, Number
 from ingestd.formats.row_batches import Row, Value
 from ingestd.formats.unmatched import is_envelope, no_column
-from ingestd.schema import Column
+from ingestd.formats.values import MAX_VALUES, TOO_MANY_VALUES, values_allowed, width_of
+from ingestd.schema import Column, HiveType
 
 MAX_DEPTH = 200
 _MAX_KNOWN_NAMES = 10_000
@@ -42,6 +43,8 @@ class RecordReader:
         self._indexes = {column.name: index for index, column in enumerate(columns)}
         self._lenient_indexes = FieldIndexes([column.name for column in columns], by_position=True)
         self._known_names: dict[str, int | None] = {}
+        # The most values of an object in an array or a map; 0 if no column has any.
+        self._widest = max((_widest(column.type) for column in columns), default=0)
         # In complex values, too, the last of several spellings of a name wins.
         is_nested = not layout.is_flat or any(column.type.is_complex for column in columns)
         self._parser = _ORDERED if is_nested else _UNORDERED
@@ -49,6 +52,9 @@ class RecordReader:
     def row(self, value: bytes) -> Row:
         """Decode one record into a row. Raises RejectError."""
         fields = self._lenient(value) if self._layout.lenient else self._strict(value)
+        excess = self._excess(fields, value) if self._may_exceed(value) else None
+        if excess is not None:
+            raise excess
         row: list[Value] = []
         try:
             for convert, field in zip(self._converters, fields, strict=True):
@@ -56,6 +62,38 @@ class RecordReader:
         except InvalidValue as error:
             raise RejectError(self._columns[len(row)].name, str(error)) from None
         return row
+
+    def excesses(self, values: Sequence[bytes]) -> dict[int, tuple[str, str]]:
+        """Return the column and the reason of records whose arrays and maps have too many values, by index.
+
+        Two bytes can be an object, and so a struct of many columns. Only large records are examined.
+        """
+        if self._widest <= 1:  # such items are not more than the bytes of a record
+            return {}
+        smallest = 2 * MAX_VALUES // self._widest
+        if total_bytes(values) < smallest or max(map(len, values), default=0) < smallest:
+            return {}
+        excesses: dict[int, tuple[str, str]] = {}
+        for index, value in enumerate(values):
+            if len(value) >= smallest and self._may_exceed(value):
+                try:
+                    excess = self._excess(self._lenient(value) if self._layout.lenient else self._strict(value), value)
+                except RejectError:  # it is malformed
+                    continue
+                if excess is not None:
+                    excesses[index] = excess.column, excess.reason
+        return excesses
+
+    def _may_exceed(self, value: bytes) -> bool:
+        return self._widest > 1 and value.count(b"{") * self._widest > values_allowed(len(value))
+
+    def _excess(self, fields: Sequence[object], value: bytes) -> RejectError | None:
+        count = 0
+        for column, field in zip(self._columns, fields, strict=True):
+            count += _values_in(column.type, field)
+            if count > values_allowed(len(value)):
+                return RejectError(column.name, TOO_MANY_VALUES)
+        return None
 
     def _strict(self, value: bytes) -> list[object]:
         """Return the JSON value of each column, None if there is none."""
@@ -187,6 +225,28 @@ class Precheck:
             elif name.lower() in is_plain:
                 return False
         return is_matched
+
+
+def _widest(kind: HiveType) -> int:
+    """Return the most values of an item of an array or a map in a type; 0 if it contains none."""
+    own = width_of(kind.children[-1]) if kind.kind in ("array", "map") else 0
+    return max([own, *map(_widest, kind.children)])
+
+
+def _values_in(kind: HiveType, value: object) -> int:
+    """Return the number of values in the arrays and maps of a JSON value that is stored in a type."""
+    if kind.kind == "struct" and isinstance(value, dict):
+        types = {name: child for name, child in zip(kind.names, kind.children, strict=True) if child.is_complex}
+        return sum(_values_in(types[name.lower()], field) for name, field in value.items() if name.lower() in types)
+    if kind.kind == "array" and isinstance(value, list):
+        items: Collection[object] = value
+    elif kind.kind == "map" and isinstance(value, dict):
+        items = value.values()
+    else:
+        return 0
+    item = kind.children[-1]
+    inside = sum(_values_in(item, field) for field in items) if item.is_complex else 0
+    return len(items) * width_of(item) + inside
 
 
 def nested_too_deep(value: bytes) -> bool:

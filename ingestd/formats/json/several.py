@@ -21,6 +21,7 @@ from ingestd.formats.json.record import array_fault
 from ingestd.formats.json.tape import OPEN_ARRAY, OPEN_OBJECT, Tape
 from ingestd.formats.json.tape_reader import pieces
 from ingestd.formats.record_decoder import Tombstones
+from ingestd.formats.values import MAX_VALUES, values_allowed, width_of
 from ingestd.schema import Column
 
 Several = Literal["array", "lines"]
@@ -87,7 +88,10 @@ class SeveralDecoder(JsonDecoder):
         if not records:
             return DecodeResult([], [], 0)
         objects = self._split(records)
-        causes = objects.rejects
+        excesses = self._excesses(objects, records)
+        if excesses:  # rows of these records are removed with their rejects
+            objects = self._split([b"{}" if row in excesses else value for row, value in enumerate(records)])
+        causes = {**objects.rejects, **excesses}
         decoded, owners = DecodeResult([], [], 0), objects.records
         if len(owners):
             lines = Lines(objects.text)
@@ -99,6 +103,16 @@ class SeveralDecoder(JsonDecoder):
             causes.setdefault(int(objects.records[reject.row]), cause)
         rejects = [Reject.of(index, records[index], cause.column, cause.reason) for index, cause in causes.items()]
         return DecodeResult(decoded.batches, [], 0, owners).without(rejects, records)
+
+    def _excesses(self, objects: Objects, records: Sequence[bytes]) -> dict[int, RejectError]:
+        """Return the rejects of records with so many objects that their rows would have too many values."""
+        rows = np.bincount(objects.records, minlength=len(records))
+        width = sum(width_of(column.type) for column in self.columns)
+        return {
+            record: RejectError("", f"the {rows[record]:,} objects of the record have too many values as rows")
+            for record in np.flatnonzero(rows * width > MAX_VALUES).tolist()
+            if rows[record] * width > values_allowed(len(records[record]))
+        }
 
 
 def _lines(values: Sequence[bytes]) -> Objects:

@@ -29,7 +29,10 @@ A field that the message does not contain is NULL if it has presence: a message,
 field, or one of proto2. A default that the schema sets takes the place of NULL. Other fields are 0, false or empty, as
 in all Protobuf libraries. Unknown fields are ignored, and so are unknown numbers of closed enums. Of several values of
 one field, the last wins, and messages are merged. Fields without a column are not read, so damage in them is not
-noticed. A field is NULL if it is `required` and missing.
+noticed. Damage in a message of a oneof that another member replaces is. A field is NULL if it is `required` and
+missing.
+
+Arrays and maps with more values than `MAX_VALUES` are rejects, unless the record has as many bytes as half of them.
 
 A timestamp is a reject if it has digits below the microsecond, and the record has a timestamp outside the years 1678 to
 2261, because all timestamps of a batch, even inside complex values, share one unit.

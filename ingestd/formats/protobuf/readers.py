@@ -16,7 +16,7 @@ from ingestd.formats.conversions import TEXTS
 from ingestd.formats.protobuf.scalars import Leaf, leaf_of, usable, wire_of, wires_of
 from ingestd.formats.protobuf.scan import BYTES, Messages, Place, Tokens, joined, scan
 from ingestd.formats.protobuf.schema import ProtoField, ProtoType
-from ingestd.formats.protobuf.well_known import TEXT_MESSAGES, TIMESTAMP, read_text, read_timestamps
+from ingestd.formats.protobuf.well_known import TEXT_MESSAGES, TIMESTAMP, check_text, read_text, read_timestamps
 from ingestd.formats.row_batches import arrow_of
 from ingestd.formats.values import Ints, Mask, last_of_equal, offsets_of, spread
 from ingestd.schema import INTEGER_BITS, HiveType
@@ -33,6 +33,9 @@ class FieldReader(ABC):
     def read(self, tokens: Tokens, place: Place) -> pa.Array:
         """Return one value per message. `place` is the field of these messages, `tokens` are its occurrences."""
 
+    def check(self, tokens: Tokens, place: Place) -> None:  # noqa: B027 - most values have no parts
+        """Let the records fail in which messages are malformed: parsers read those as well that others replace."""
+
 
 class MessageReader(ABC):
     """Reads messages of one type into arrays of one Hive type."""
@@ -40,6 +43,10 @@ class MessageReader(ABC):
     @abstractmethod
     def read(self, messages: Messages) -> pa.Array:
         """Return one value per message."""
+
+    @abstractmethod
+    def check(self, messages: Messages) -> None:
+        """Let the records fail in which messages are malformed. Each message consists of one part."""
 
 
 class _Unfit(FieldReader):
@@ -107,6 +114,10 @@ class _Message(FieldReader):
         present = self._reader.read(Messages(place.only(owners), tokens.starts, tokens.ends, parts))
         return spread([present], [owners], len(place))
 
+    def check(self, tokens: Tokens, place: Place) -> None:
+        tokens = tokens.of_wires(self._wire)
+        self._reader.check(_each(tokens, place.only(tokens.owners)))
+
 
 class _Messages(FieldReader):
     """Reads repeated messages."""
@@ -115,10 +126,14 @@ class _Messages(FieldReader):
         self._wire, self._reader, self._hive = wire, reader, hive
 
     def read(self, tokens: Tokens, place: Place) -> pa.Array:
-        tokens = tokens.of_wires(self._wire)
+        tokens = _items(tokens.of_wires(self._wire), place, self._hive.children[0])
         items = Messages(place.items(tokens.owners), tokens.starts, tokens.ends, np.arange(len(tokens)))
         arrow = arrow_of(self._hive, place.records.unit)
         return pa.ListArray.from_arrays(offsets_of(tokens.owners, len(place)), self._reader.read(items), type=arrow)
+
+    def check(self, tokens: Tokens, place: Place) -> None:
+        tokens = tokens.of_wires(self._wire)
+        self._reader.check(_each(tokens, place.items(tokens.owners)))
 
 
 class _Map(FieldReader):
@@ -128,7 +143,7 @@ class _Map(FieldReader):
         self._entry, self._key, self._value, self._hive = entry, key, value, hive
 
     def read(self, tokens: Tokens, place: Place) -> pa.Array:
-        tokens = tokens.of_wires(BYTES)
+        tokens = _items(tokens.of_wires(BYTES), place, self._hive.children[1])
         entries = place.items(tokens.owners)
         fields = scan(Messages(entries, tokens.starts, tokens.ends, np.arange(len(tokens))), (1, 2))
         keys = self._key.read(fields[1], entries)
@@ -146,6 +161,11 @@ class _Map(FieldReader):
             keys, values, owners = keys.take(keep), values.take(keep), owners[keep]
         arrow = arrow_of(self._hive, place.records.unit)
         return pa.MapArray.from_arrays(offsets_of(owners, len(place)), keys, values, type=arrow)
+
+    def check(self, tokens: Tokens, place: Place) -> None:
+        tokens = tokens.of_wires(BYTES)
+        entries = place.items(tokens.owners)
+        self._value.check(scan(_each(tokens, entries), (1, 2))[2], entries)
 
     def _unknown(self, values: Tokens) -> Ints:
         """Return the entries that are unknown fields, because a value is not a number of a closed enum."""
@@ -190,7 +210,9 @@ class StructReader(MessageReader):
         """Return one struct per message, from what `find` returned."""
         arrow = arrow_of(self._hive, place.records.unit)
         for members in self._oneofs:
-            tokens |= _only_last(members, tokens)
+            last = _only_last(members, tokens)
+            self._check_replaced(tokens, last, place)
+            tokens |= last
         arrays = [
             pa.nulls(len(place), field.type)
             if numbered is None
@@ -198,6 +220,25 @@ class StructReader(MessageReader):
             for name, numbered, field in zip(self._hive.names, self._readers, arrow, strict=True)
         ]
         return pa.StructArray.from_arrays(arrays, fields=list(arrow))
+
+    def check(self, messages: Messages) -> None:
+        """See `MessageReader`."""
+        self._check(self.find(messages), messages.place)
+
+    def _check(self, tokens: Mapping[int, Tokens], place: Place) -> None:
+        for name, numbered in zip(self._hive.names, self._readers, strict=True):
+            if numbered is not None and numbered[0] in tokens:
+                numbered[1].check(tokens[numbered[0]], place.field(name))
+
+    def _check_replaced(self, tokens: Mapping[int, Tokens], last: Mapping[int, Tokens], place: Place) -> None:
+        """Let the records fail in which a member of a oneof that is replaced is malformed."""
+        replaced = {
+            number: tokens[number].only(~np.isin(tokens[number].starts, remaining.starts))
+            for number, remaining in last.items()
+            if len(remaining) < len(tokens[number])
+        }
+        if replaced:
+            self._check(replaced, place)
 
 
 class _Wrapper(MessageReader):
@@ -209,10 +250,16 @@ class _Wrapper(MessageReader):
     def read(self, messages: Messages) -> pa.Array:
         return self._value.read(scan(messages, (1,))[1], messages.place)
 
+    def check(self, messages: Messages) -> None:
+        scan(messages, ())
+
 
 class _Timestamp(MessageReader):
     def read(self, messages: Messages) -> pa.Array:
         return read_timestamps(messages)
+
+    def check(self, messages: Messages) -> None:
+        scan(messages, ())
 
 
 class _Text(MessageReader):
@@ -221,6 +268,14 @@ class _Text(MessageReader):
 
     def read(self, messages: Messages) -> pa.Array:
         return read_text(messages, self._name, self._hive)
+
+    def check(self, messages: Messages) -> None:
+        check_text(messages, self._name)
+
+
+def _each(tokens: Tokens, place: Place) -> Messages:
+    """Return each occurrence as a message; `place` are these occurrences."""
+    return Messages(place, tokens.starts, tokens.ends, np.arange(len(tokens)))
 
 
 def unknown_messages(proto: ProtoType, messages: Messages, tokens: Mapping[int, Tokens]) -> Ints:
@@ -298,6 +353,12 @@ def _map(field: ProtoField, entry: ProtoType, hive: HiveType) -> FieldReader | N
         _singular(part, child, nullable=False) for part, child in zip(entry.fields, hive.children, strict=True)
     )
     return _Map(entry, key, value, hive) if key and value else None
+
+
+def _items(tokens: Tokens, place: Place, item: HiveType) -> Tokens:
+    """Return the items of repeated fields that are read."""
+    read = place.items_within_limits(tokens.owners, item)
+    return tokens if read is None else tokens.only(read)
 
 
 def _only_last(members: Sequence[ProtoField], tokens: Mapping[int, Tokens]) -> dict[int, Tokens]:

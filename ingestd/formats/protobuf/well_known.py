@@ -64,6 +64,16 @@ def read_text(messages: Messages, name: str, hive: HiveType) -> pa.Array:
     return sized(hive)(pa.array(texts, pa.string()), place)
 
 
+def check_text(messages: Messages, name: str) -> None:
+    """Let the records fail in which messages, each of one part, are no messages of TEXT_MESSAGES with this name."""
+    kind, place = TEXT_MESSAGES[name], messages.place
+    for index, (start, end) in enumerate(zip(messages.starts.tolist(), messages.ends.tolist(), strict=True)):
+        try:
+            kind.FromString(place.records.text[start:end])
+        except DecodeError:  # noqa: PERF203
+            place.malformed_at(index, f"it is not a {name}")
+
+
 def _json(message: Message) -> str:
     value = json_format.MessageToDict(message)
     if isinstance(value, str) and not isinstance(message, struct_pb2.Value):
