@@ -294,10 +294,15 @@ def _statement_type(kind: HiveType) -> str:
     return f"{kind.kind}<{','.join(children)}>"
 
 
+def is_virtual(name: str) -> bool:
+    """Return whether a virtual column of Hive has this lower-case name, so that queries cannot read another one."""
+    return name in _VIRTUAL
+
+
 def require_visible(columns: Iterable[Column]) -> None:
     """Raise InvalidTable for a column that Hive's queries cannot read, because a virtual column has its name."""
     for column in columns:
-        if column.name in _VIRTUAL:
+        if is_virtual(column.name):
             raise InvalidTable(
                 "a virtual column of Hive has this name, so queries could not read the values",
                 where=f"column {column.name}",

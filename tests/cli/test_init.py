@@ -285,6 +285,19 @@ def test_proposal_when_objects_are_deep_then_those_below_eight_structs_are_text(
     assert str(column.type) == "array<struct<a:" * 8 + "array<string>" + ">>" * 8
 
 
+def test_proposal_when_hive_has_a_virtual_column_of_a_name_then_leaves_the_field_out_and_says_so() -> None:
+    fields = [{"name": name, "type": "long"} for name in ("id", "ROW__ID", "input__file__name")]
+    with registry_server() as server:
+        registry = Registry(RegistryOptions(url=server.url))
+        avro = {"type": "record", "name": "r", "fields": fields}
+        identifier = server.register("topic-value", {"schema": json.dumps(avro)})
+        of_avro = propose([b"\0" + identifier.to_bytes(4, "big") + b"\2\4\6"], None, registry, "topic")
+    of_json = propose([b'{"id": 1, "ROW__ID": 2, "input__file__name": 3}'], None, None, "topic")
+    for proposal in (of_avro, of_json):
+        assert [column.name for column in proposal.columns] == ["id"]
+        assert proposal.note.startswith("Hive has virtual columns with the names of the fields row__id, input__file__n")
+
+
 def test_match_when_the_sample_has_records_that_stop_a_mapping_then_counts_misfits() -> None:
     shape = Shape((Column("a", HiveType("bigint")),), (), None, Encoding(), not_null=frozenset({"a"}))
     half = b'{"\\ud800": 1, "a": 1}'  # the file with what is ignored cannot contain an unpaired surrogate

@@ -525,8 +525,8 @@ def schema_with(field: str) -> str:
             "it is not an Avro schema: a record always contains itself",
         ),
         (schema_with('{"name":"a","type":"int"},{"name":"a","type":"int"}'), "it is not an Avro schema: r has two"),
-        (schema_with('{"name":5,"type":"int"}'), "it is not an Avro schema: the name of a field is 5"),
-        (schema_with('{"name":"a","type":"int","aliases":[5]}'), "it is not an Avro schema: the name of a field is 5"),
+        (schema_with('{"name":5,"type":"int"}'), "it is not an Avro schema: a name is 5"),
+        (schema_with('{"name":"a","type":"int","aliases":[5]}'), "it is not an Avro schema: a name is 5"),
         *(
             (
                 schema_with(f'{{"name":"a","type":{{"type":"fixed","name":"f","size":{size}}}}}'),
@@ -547,6 +547,41 @@ def schema_with(field: str) -> str:
 def test_schema_when_it_is_unusable_then_error_tells_why(text: str, reason: str) -> None:
     with pytest.raises(InvalidSchema, match=f"^{reason}"):
         read_schema(text)
+
+
+_ODD_NAMES = ("a\nb", "a b", "\x1b[31m", "a`b", "", "\ud800", "\u202e", "x" * 1_000 + "\t")
+
+
+@pytest.mark.parametrize("name", _ODD_NAMES)
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "record", "name": "r", "fields": [{"name": "?", "type": "int"}]},
+        {"type": "record", "name": "r", "fields": [{"name": "a", "type": "int", "aliases": ["?"]}]},
+        {"type": "record", "name": "?", "fields": [{"name": "a", "type": "int"}]},
+        {"type": "record", "name": "r", "fields": [{"name": "a", "type": "?"}]},
+        {
+            "type": "record",
+            "name": "r",
+            "fields": [{"name": "a", "type": {"type": "enum", "name": "e", "symbols": ["?"]}}],
+        },
+    ],
+    ids=["field", "alias", "record", "unknown", "symbol"],
+)
+def test_schema_when_a_name_has_odd_characters_then_refused_with_a_text_that_can_be_printed(
+    schema: dict[str, Any], name: str
+) -> None:
+    text = json.dumps(schema).replace('"?"', json.dumps(name))
+    with pytest.raises(InvalidSchema, match=r"^it is not an Avro schema: ") as caught:
+        read_schema(text)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 400
+
+
+def test_schema_when_names_have_characters_that_do_no_harm_then_it_is_read() -> None:
+    fields = [{"name": "user-id", "type": "int"}, {"name": "größe", "type": "int"}]
+    record = read_schema(json.dumps({"type": "record", "name": "Outer$Inner", "namespace": "a.b$", "fields": fields}))
+    assert [field.name for field in record.record.fields] == ["user-id", "größe"]
 
 
 @pytest.mark.parametrize(

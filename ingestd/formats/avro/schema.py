@@ -50,6 +50,8 @@ _SCALED_DECIMAL = "io.debezium.data.VariableScaleDecimal"
 _DEFAULT, _UNEXAMINED = "ingestd.default", "ingestd.logicalType"
 NO_DEFAULT = object()
 _UUID_BYTES = 16
+_UNUSABLE = frozenset(" \"'`\\")  # characters of names that can be printed
+_SHOWN, _LONGEST = 60, 300  # characters of a value, and of a reason, in messages
 _MAX_SIZE = 2**31 - 1  # of a fixed, as in Avro's Java library
 
 
@@ -115,14 +117,14 @@ def read_schema(text: str, references: Sequence[str] = ()) -> Schema:
         for reference in references:
             parse_schema(_examined(json.loads(reference)), named_schemas=named)
         parsed = parse_schema(_examined(json.loads(text)), named_schemas=named, expand=False)
-        canonical = to_parsing_canonical_form(parsed)
-        # The bytes of the fingerprint are in the order of their transfer.
-        code = int.from_bytes(bytes.fromhex(fingerprint(canonical, "CRC-64-AVRO")), "little")
         parser = _Parser(named)
         record = parser.type(parsed)
         parser.require_ends()
+        canonical = to_parsing_canonical_form(parsed)
+        # The bytes of the fingerprint are in the order of their transfer.
+        code = int.from_bytes(bytes.fromhex(fingerprint(canonical, "CRC-64-AVRO")), "little")
     except (SchemaParseException, UnknownType, KeyError, TypeError, AttributeError) as error:
-        raise InvalidSchema(f"it is not an Avro schema: {error}") from None
+        raise InvalidSchema(f"it is not an Avro schema: {_printable(str(error))}") from None
     except RecursionError:
         raise InvalidSchema("its types nest too deeply") from None
     except InvalidSchema:
@@ -163,8 +165,8 @@ class _Parser:
             parsed.precision, parsed.scale = schema["precision"], schema.get("scale", 0)
         if "name" in schema:
             self._types[schema["name"]] = parsed  # before its fields: they may contain the record itself
-            parsed.names = (schema["name"], *map(_name, schema.get("aliases", ())))
-        parsed.symbols = tuple(schema.get("symbols", ()))
+            parsed.names = (_name(schema["name"]), *map(_name, schema.get("aliases", ())))
+        parsed.symbols = tuple(map(_name, schema.get("symbols", ())))
         parsed.default = schema.get("default", "") if kind == "enum" else ""
         if kind == "record":
             self._read_fields(schema, parsed)
@@ -175,7 +177,7 @@ class _Parser:
     def _read_fields(self, schema: Mapping[str, Any], parsed: AvroType) -> None:
         parsed.fields = tuple(map(self._field, schema["fields"]))
         if len({field.name for field in parsed.fields}) < len(parsed.fields):
-            raise InvalidSchema(f"it is not an Avro schema: {schema['name']} has two fields of one name")
+            raise InvalidSchema(f"it is not an Avro schema: {parsed.names[0]} has two fields of one name")
         if has_scale_and_value(parsed) and _SCALED_DECIMAL in (schema["name"], schema.get("connect.name")):
             parsed.logical = SCALED_DECIMAL
 
@@ -225,16 +227,35 @@ def _examined(schema: Any) -> Any:
 
 
 def _name(name: Any) -> str:
+    """Return a name of a type, a field or a symbol.
+
+    By the specification, names consist of letters, digits and _. Producers that do not check it also use characters
+    such as - and $, which do no harm. Others would be part of messages, statements and configurations.
+    """
     if not isinstance(name, str):
-        raise InvalidSchema(f"it is not an Avro schema: the name of a field is {name!r}")
+        raise InvalidSchema(f"it is not an Avro schema: a name is {_shown(name)}")
+    if not name or not name.isprintable() or not _UNUSABLE.isdisjoint(name):
+        what = "a name is empty, or has spaces, quotation marks or characters that cannot be printed"
+        raise InvalidSchema(f"it is not an Avro schema: {what}: {_shown(name)}")
     return name
+
+
+def _shown(value: object) -> str:
+    text = ascii(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _printable(text: str) -> str:
+    """Return a text, which may contain names of a schema, with escape sequences for what cannot be printed."""
+    escaped = "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
+    return escaped if len(escaped) <= _LONGEST else f"{escaped[:_LONGEST]}…"
 
 
 def _size(schema: Mapping[str, Any]) -> int:
     """Return the size of a fixed, 0 for other types."""
     size = schema["size"] if schema["type"] == "fixed" else 0
     if type(size) is not int or not 0 <= size <= _MAX_SIZE:
-        raise InvalidSchema(f"it is not an Avro schema: the size of a fixed is {size!r}")
+        raise InvalidSchema(f"it is not an Avro schema: the size of a fixed is {_shown(size)}")
     return size
 
 

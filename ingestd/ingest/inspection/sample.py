@@ -28,7 +28,7 @@ from ingestd.formats.registry import InvalidSchema, Registry
 from ingestd.ingest.inspection.excerpt import ANSWER_SECONDS, ExcerptLimits, read_excerpt
 from ingestd.kafka.admin import Broker
 from ingestd.kafka.ranges import OffsetRange
-from ingestd.schema import Column, HiveType
+from ingestd.schema import Column, HiveType, is_virtual
 
 _HEADER = 5  # bytes of the header of a schema registry
 _RECORDS = 200
@@ -133,8 +133,20 @@ def propose(
 ) -> Proposal:
     """Return the format that most records of a sample have. `table` are the columns of the table, None without one.
 
-    Raises the errors of the registry.
+    Fields with the name of a virtual column of Hive are not among its columns. Raises the errors of the registry.
     """
+    proposal = _propose(sample, table, registry, topic)
+    hidden = [column.name for column in proposal.columns if is_virtual(column.name)]
+    if not hidden:
+        return proposal
+    visible = tuple(column for column in proposal.columns if column.name not in hidden)
+    what = f"Hive has virtual columns with the names of the fields {', '.join(hidden)}, so the table has no columns for"
+    return replace(proposal, columns=visible, note=f"{proposal.note} {what} them.".lstrip())
+
+
+def _propose(
+    sample: Sequence[bytes | None], table: Sequence[Column] | None, registry: Registry | None, topic: str
+) -> Proposal:
     values = without_tombstones(sample)
     if not values:
         return Proposal({})
