@@ -115,7 +115,7 @@ def test_candidates_when_altered_under_a_write_id_without_files_then_are_looked_
     assert candidates([loaded, counted], []) == [Candidate(6, "t", "", 3, "file:/w/t")]
     assert candidates([loaded, counted], [_write("")]) == []
     assert candidates([], [_write("", "file:/w/t")]) == [Candidate(9, "t", "", 3, "file:/w/t")]
-    others: list[dict[str, object]] = [{"isTruncateOp": "true"}, {"writeId": 0}]
+    others: list[dict[str, str | int]] = [{"isTruncateOp": "true"}, {"writeId": 0}]
     names = {"tableObjBeforeJson": before, "tableObjAfterJson": after}
     assert candidates([_event(5, "ALTER_TABLE", **names, **other) for other in others], []) == []
 
