@@ -142,10 +142,11 @@ class KeptConnections:
             failed.callback(self.close)  # the rest of an answer would be read as the next one
             try:
                 response = self._opener.open(request, timeout=self._timeout_seconds)
+                status = response.status or 0
             except urllib.error.HTTPError as error:
-                response = error
+                response, status = error, error.code
             with response:
-                answer = response.code, response.reason, _body(response, max_bytes)
+                answer = status, response.reason, _body(response, max_bytes)
             failed.pop_all()
             return answer
 

@@ -172,6 +172,25 @@ def test_decode_when_the_first_of_many_items_is_malformed_then_record_is_rejecte
     assert reasons(decoded) == [(0, "", "record does not match its Avro schema: a decimal has no digits in a[0].d")]
 
 
+@pytest.mark.parametrize("count", [1, 40])
+def test_decode_when_a_skipped_integer_is_too_long_then_the_reason_is_the_same_for_one_record_and_for_many(
+    count: int,
+) -> None:
+    schema = schema_of({"id": "int", "x": ["null", "long"]})
+    endings = [b"\xff" * 10, b"\xff" * 9 + b"\x02", b"\xff" * 11, b"\xff" * 9, b"\xff" * 9 + b"\x01"]
+
+    decoded = decoder_of(schema, columns_of(id="int")).decode([b"\x0e\x02" + ending for ending in endings] * count)
+
+    long, ends = (f"record does not match its Avro schema: {what} in x" for what in (_LONG, "the record ends"))
+    assert reasons(decoded) == [
+        (5 * number + index, "", reason) for number in range(count) for index, reason in enumerate([long] * 3 + [ends])
+    ]
+    assert rows_of(decoded) == [{"id": 7}] * count
+
+
+_LONG = "an integer has more than 10 bytes"
+
+
 def test_decode_when_names_differ_in_case_or_are_aliases_then_fields_are_found() -> None:
     fields = [
         {"name": "UserId", "type": "long"},

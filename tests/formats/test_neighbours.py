@@ -139,7 +139,7 @@ def _of_protobuf(row: Row) -> bytes:
     return data
 
 
-def _separated(row: Row, *, separators: str) -> bytes:
+def _separated(row: Row, *, separators: tuple[str, str, str]) -> bytes:
     first, second, third = separators
     item = row["item"] or {"n": "", "at": ""}
     more = second.join(f"{name}{third}{value}" for name, value in row["more"].items())
@@ -169,10 +169,10 @@ CASES: dict[str, tuple[FormatOptions, Callable[[Row], bytes]]] = {
         DelimitedOptions(
             fields=("id", "tags", "item", "more"), field_delimiter="|", collection_delimiter=";", map_key_delimiter="="
         ),
-        partial(_separated, separators="|;="),
+        partial(_separated, separators=("|", ";", "=")),
     ),
-    "csv": (CsvOptions(fields=("id",), field_delimiter="|"), partial(_separated, separators="|;=")),
-    "regex": (RegexOptions(pattern=r"([^|]*)\|.*", fields=("id",)), partial(_separated, separators="|;=")),
+    "csv": (CsvOptions(fields=("id",), field_delimiter="|"), partial(_separated, separators=("|", ";", "="))),
+    "regex": (RegexOptions(pattern=r"([^|]*)\|.*", fields=("id",)), partial(_separated, separators=("|", ";", "="))),
 }
 # Numbers of variable length: too long, at and near the limit, and larger than any length.
 PARTS = [

@@ -34,7 +34,7 @@ def set_timestamp(stack: Stack, topic: str, partition: int, offset: int, millise
         struct.pack_into(">q", checked, position - _CHECKED, milliseconds)
     with log.open("r+b") as file:
         file.seek(batch + _CHECKED - 4)
-        file.write(struct.pack(">I", _crc32c(checked)) + checked)
+        file.write(struct.pack(">I", _crc32c(bytes(checked))) + checked)
 
 
 def _crc32c(data: bytes) -> int:
