@@ -391,7 +391,7 @@ def _require_rows(plan: Any, context: SparkContext) -> None:
         if name not in _NODES:
             if node.children().isEmpty():
                 raise _refused(_ONLY_RECORDS, _HINT)
-            raise _refused(f"{_NAMES.get(name.removesuffix('All'), f'the operation {name}')} is not allowed", _HINT)
+            raise _refused(f"{_NAMES.get(name.removesuffix(' All'), f'the operation {name}')} is not allowed", _HINT)
         for expression in _elements(node.expressions()):
             if name != _SOURCE:
                 _require_repeatable(expression)
