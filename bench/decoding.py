@@ -6,10 +6,12 @@ early. In `spelled`, 1 % of them have the id twice, in two spellings. In `scatte
 several faults. In `surrogates`, all records have an unpaired surrogate in a field that is a column. In `others`, each
 also has a field that is not a column: an object with a name of its own. In `capitals`, each has a field that is not a
 column, and all names begin with a capital. In `inside` of the nested shape, all records have a number in an array that
-does not fit. The flat and the nested shape are also decoded from Protobuf messages. The flat shape is also decoded from
-delimited text and CSV, with twins that contain line ends, and from change events with their schema, with a twin whose
-amount is a decimal in Base64. In the twin of `json_text`, the objects contain escape sequences. Each time is the best
-of several runs, so that other processes of the machine matter little.
+does not fit. In `all_misfit`, `all_large` and `all_cut`, no record can be stored: all have a text as their id, an id of
+20 digits, or end early; in `all_late` of the flat shape, all have a time that does not exist. The flat and the nested
+shape are also decoded from Protobuf messages. The flat shape is also decoded from delimited text and CSV, with twins
+that contain line ends, and from change events with their schema, with a twin whose amount is a decimal in Base64. In
+the twin of `json_text`, the objects contain escape sequences. Each time is the best of several runs, so that other
+processes of the machine matter little.
 """
 
 from __future__ import annotations
@@ -62,6 +64,11 @@ def _measure(shape: Shape, runs: int) -> str:
     surrogates = [_TEXT.sub(rb"\1\\ud800", value, count=1) for value in clean]
     twins = {"misfit": misfits, "cut": cut, "spelled": spelled, "scattered": scattered, "surrogates": surrogates}
     twins["others"] = others
+    twins["all_misfit"] = [misfit(value) for value in clean]
+    twins["all_large"] = [misfit(value).replace(b'"x"', b"9" * 20, 1) for value in clean]
+    twins["all_cut"] = [value[:-1] for value in clean]
+    if shape is FLAT:
+        twins["all_late"] = [re.sub(rb" [0-9]{2}:", b" 25:", value, count=1) for value in clean]
     twins["capitals"] = [_NAME.sub(lambda name: name[0].upper(), b'{"other":1,' + value[1:]) for value in clean]
     if shape.name == "nested":
         twins["inside"] = [value.replace(b'"count":', b'"count":0.1', 1) for value in clean]

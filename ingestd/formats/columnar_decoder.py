@@ -180,8 +180,8 @@ class ColumnarDecoder(RecordDecoder, Generic[K]):
     def decode_record(self, value: bytes) -> Row:
         """See `RecordDecoder`."""
         batch, rejects = self.decode_batch([value])
-        if rejects:
-            raise RejectError(*rejects[0])
+        if (cause := rejects.get(0)) is not None:
+            raise RejectError(*cause)
         return [_value(column[0], kind) for column, kind in zip(batch.columns, self.row.children, strict=True)]
 
 

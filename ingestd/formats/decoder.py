@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import eq
 from typing import Protocol, cast, overload, runtime_checkable
 
 import numpy as np
@@ -119,6 +120,45 @@ class Reject:
         return cls(row, column, encodable(reason), (value or b"")[:HEAD_BYTES], value)
 
 
+class LazyRejects(Sequence[Reject]):
+    """Rejects that are created when they are read, each time anew.
+
+    `rows` are the indexes of their records, in ascending order, and `create` returns the reject of one of them. If all
+    records of a topic are rejects, their reasons cost more than decoding them, and most are never read.
+    """
+
+    def __init__(self, rows: NDArray[np.int64], create: Callable[[int], Reject]) -> None:
+        self.rows = rows
+        self._create = create
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Reject: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Reject]: ...
+    def __getitem__(self, index: int | slice) -> Reject | list[Reject]:
+        if isinstance(index, slice):
+            return list(map(self._create, self.rows[index].tolist()))
+        return self._create(int(self.rows[index]))
+
+    def __iter__(self) -> Iterator[Reject]:
+        return map(self._create, self.rows.tolist())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(eq, self, other))
+
+    __hash__ = None  # type: ignore[assignment]  # like that of a list
+
+
+def rejected_rows(rejects: Sequence[Reject]) -> NDArray[np.int64]:
+    """Return the indexes of the records of rejects."""
+    if isinstance(rejects, LazyRejects):
+        return rejects.rows
+    return np.fromiter((reject.row for reject in rejects), np.int64, len(rejects))
+
+
 @dataclass(frozen=True, slots=True)
 class DecodeResult:
     """The result of `Decoder.decode`.
@@ -130,7 +170,7 @@ class DecodeResult:
     """
 
     batches: list[pa.RecordBatch]
-    rejects: list[Reject]
+    rejects: Sequence[Reject]
     skipped: int
     records: NDArray[np.int64] | None = None
 
@@ -144,7 +184,7 @@ class DecodeResult:
         if self.records is not None:
             return self.records
         remains = np.ones(len(values), np.bool_)
-        remains[[reject.row for reject in self.rejects]] = False
+        remains[rejected_rows(self.rejects)] = False
         if self.skipped:
             remains[[index for index, value in enumerate(values) if value is None]] = False
         return np.flatnonzero(remains)
@@ -157,8 +197,9 @@ class DecodeResult:
         if not rejects:
             return self
         records = self.records_of_rows(values)
+        added = {reject.row: reject for reject in rejects}
         is_kept = np.ones(len(values), np.bool_)
-        is_kept[[reject.row for reject in rejects]] = False
+        is_kept[list(added)] = False
         kept = is_kept[records]
         batches, start = [], 0
         for batch in self.batches:
@@ -168,10 +209,19 @@ class DecodeResult:
                 batches.append(batch if mask.all() else batch.filter(pa.array(mask)))
         return DecodeResult(
             batches,
-            sorted([*self.rejects, *rejects], key=lambda reject: reject.row),
+            self._rejects_with(added),
             self.skipped,
             None if self.records is None else records[kept],
         )
+
+    def _rejects_with(self, added: Mapping[int, Reject]) -> Sequence[Reject]:
+        """Return the rejects and those that are added, by their records."""
+        before = rejected_rows(self.rejects)
+
+        def create(row: int) -> Reject:
+            return added[row] if row in added else self.rejects[int(np.searchsorted(before, row))]
+
+        return LazyRejects(np.union1d(before, np.fromiter(added, np.int64, len(added))), create)
 
 
 class Decoder(Protocol):

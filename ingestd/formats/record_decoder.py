@@ -17,7 +17,16 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ingestd.formats.decoder import DecodeResult, Reject, RejectError, drop_rows, total_bytes, without_tombstones
+from ingestd.formats.decoder import (
+    DecodeResult,
+    LazyRejects,
+    Reject,
+    RejectError,
+    drop_rows,
+    rejected_rows,
+    total_bytes,
+    without_tombstones,
+)
 from ingestd.formats.row_batches import Row, RowBatches, TimestampUnits, arrow_of, batch_of
 from ingestd.keys import Doc
 from ingestd.schema import Column
@@ -32,7 +41,9 @@ TombstonesKey = Annotated[
     Tombstones,
     Doc("Whether a record without a value stops the mapping, is skipped, is a dead letter, or is a row of NULLs."),
 ]
-RejectReasons = Mapping[int, tuple[str, str]]  # column and reason of each reject, by the index of its record
+Cause = tuple[str, str]  # the column and the reason of a reject
+# By the index of each reject's record. A cause that is None is what `decode_record` raises.
+RejectReasons = Mapping[int, Cause | None]
 
 
 class NotColumnar(Exception):
@@ -114,26 +125,44 @@ class RecordDecoder(ABC):
             return self._with_tombstones(values, records)
         splitter = _Splitter(self, self._max_bytes)
         splitter.decode(records, range(len(records)))
-        rejects = [
-            Reject.of(index, records[index], column, reason)
-            for index, (column, reason) in sorted(splitter.rejects.items())
-        ]
-        return DecodeResult(splitter.rows.close(), rejects, 0, splitter.records)
+        causes = splitter.rejects
+
+        def create(row: int) -> Reject:
+            column, reason = causes[row] or self._cause(records[row])
+            return Reject.of(row, records[row], column, reason)
+
+        rows = np.sort(np.fromiter(causes, np.int64, len(causes)))
+        return DecodeResult(splitter.rows.close(), LazyRejects(rows, create), 0, splitter.records)
+
+    def _cause(self, value: bytes) -> Cause:
+        """Return why a record is a reject, which it is."""
+        try:
+            self._units.of(self.decode_record(value))
+        except RejectError as error:
+            return error.column, error.reason
+        raise AssertionError("the record is a reject in its batch, but not alone")
 
     def _with_tombstones(self, values: Sequence[bytes | None], records: Sequence[bytes]) -> DecodeResult:
         """Decode `records`, which are the values other than None, and treat the tombstones as configured."""
         decoded = self.decode(records)
         is_tombstone = np.fromiter((value is None for value in values), np.bool_, len(values))
         present, absent = np.flatnonzero(~is_tombstone), np.flatnonzero(is_tombstone)
-        rejects = [replace(reject, row=int(present[reject.row])) for reject in decoded.rejects]
+        before = rejected_rows(decoded.rejects)
+
+        def create(row: int) -> Reject:
+            if values[row] is None:
+                return Reject.of(row, None, "", "record has no value (tombstone)")
+            place = np.searchsorted(before, np.searchsorted(present, row))
+            return replace(decoded.rejects[int(place)], row=row)
+
+        rejects = LazyRejects(present[before], create)
         rows = present[decoded.records_of_rows(records)]
         if self._tombstones == "skip":
             return DecodeResult(decoded.batches, rejects, absent.size, rows)
         if self._tombstones == "null_row":
             nulls = batch_of(self.columns, [pa.nulls(absent.size, arrow_of(c.type, "ns")) for c in self.columns])
             return DecodeResult([*decoded.batches, nulls], rejects, 0, np.concatenate([rows, absent]))
-        rejects += [Reject.of(row, None, "", "record has no value (tombstone)") for row in absent.tolist()]
-        return DecodeResult(decoded.batches, sorted(rejects, key=lambda reject: reject.row), 0, rows)
+        return DecodeResult(decoded.batches, LazyRejects(np.union1d(rejects.rows, absent), create), 0, rows)
 
 
 class _Splitter:
@@ -141,7 +170,7 @@ class _Splitter:
 
     def __init__(self, decoder: RecordDecoder, max_bytes: int) -> None:
         self.rows = RowBatches(decoder.columns)
-        self.rejects: dict[int, tuple[str, str]] = {}
+        self.rejects: dict[int, Cause | None] = {}
         self._decoder = decoder
         self._max_bytes = max_bytes
         self._failures = 0

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -125,6 +126,22 @@ def test_decode_when_many_nested_records_have_faults_then_rows_and_reasons_are_t
     _check_faults(NESTED, NESTED_SOUND, faults, data)
 
 
+@MANY_FAULTS
+@given(st.sampled_from([*FAULTS, *UNLIKE]), st.sampled_from([*FAULTS, *UNLIKE]), st.integers(0, 3), st.data())
+def test_decode_when_most_records_have_one_fault_then_rows_and_reasons_are_those_of_each_record(
+    fault: str, other: str, others: int, data: st.DataObject
+) -> None:
+    _check_faults(FLAT, SOUND, [fault.encode()] * 200 + [other.encode()] * others, data)
+
+
+@MANY_FAULTS
+@given(st.sampled_from(NESTED_FAULTS), st.sampled_from(NESTED_FAULTS), st.integers(0, 3), st.data())
+def test_decode_when_most_nested_records_have_one_fault_then_rows_and_reasons_are_those_of_each_record(
+    fault: str, other: str, others: int, data: st.DataObject
+) -> None:
+    _check_faults(NESTED, NESTED_SOUND, [fault.encode()] * 200 + [other.encode()] * others, data)
+
+
 def _check_faults(columns: Sequence[Column], sound: str, faults: list[bytes], data: st.DataObject) -> None:
     decoder = JsonDecoder(columns)
     for inserted in (faults, [], faults):  # the decoder has learned from the batches before
@@ -167,8 +184,8 @@ def test_read_when_few_records_have_a_fault_then_only_these_are_undecided() -> N
     for columns, sound, fault in cases:
         values = [(sound % (number, number, number)).encode() for number in range(200)]
         values[50] = values[150] = fault.encode()
-        _, undecided = ArrowReader(columns).read(values)
-        assert undecided.nonzero()[0].tolist() == [50, 150], fault
+        _, undecided, rejected = ArrowReader(columns).read(values)
+        assert (undecided | rejected).nonzero()[0].tolist() == [50, 150], fault
 
 
 def test_read_when_many_records_miss_a_colon_or_a_comma_then_only_these_are_undecided() -> None:
@@ -179,26 +196,60 @@ def test_read_when_many_records_miss_a_colon_or_a_comma_then_only_these_are_unde
     for columns, sound, fault in cases:
         values = [(sound % (number, number, number)).encode() for number in range(200)]
         values[5::20] = [fault.encode()] * 10
-        _, undecided = ArrowReader(columns).read(values)
-        assert undecided.nonzero()[0].tolist() == list(range(5, 200, 20)), fault
+        _, undecided, rejected = ArrowReader(columns).read(values)
+        assert (undecided | rejected).nonzero()[0].tolist() == list(range(5, 200, 20)), fault
 
 
 def test_read_when_two_fifths_of_the_records_have_faults_then_arrow_reads_the_others() -> None:
     values = [(SOUND % (number, number, number)).encode() for number in range(100)]
     values[0::5] = [b'{"id":"x"}'] * 20
     values[1::5] = [b"{"] * 20
-    _, undecided = ArrowReader(FLAT).read(values)
-    assert undecided.nonzero()[0].tolist() == [number for number in range(100) if number % 5 < 2]
+    _, undecided, rejected = ArrowReader(FLAT).read(values)
+    assert (undecided | rejected).nonzero()[0].tolist() == [number for number in range(100) if number % 5 < 2]
+
+
+# What all records have in place of a part of SOUND or NESTED_SOUND, so that none of them can be stored.
+FAULTY = [
+    (FLAT, SOUND, fault)
+    for fault in (
+        ('"id":%d', '"id":"x"'), ('"id":%d', '"id":%d.5'), ('"id":%d', '"id":99999999999999999999'),
+        ('"id":%d', '"id":true'), (' 10:', " 25:"), ('"2026', '"'), ('"2026-11-21 10:00:00.%03d"', "17%03d"),
+        ("1.5", "1.234"), ("1.5", '"1.234"'), ("1.5", '"n/a"'), ("1.5", "123456789.5"), ("0.25", '"a"'),
+        ("0.25", "false"), ("true", "1"), ("true", '"yes"'), ('"abc"', '"abcdef"'), ("}", ""), ("}", "} x"), ("{", "["),
+    )
+] + [
+    (NESTED, NESTED_SOUND, fault)
+    for fault in (
+        ('"count":1', '"count":1.5'), ('"count":1', '"count":99999999999'), ('"total":1.25', '"total":1.234'),
+        ('"2026-11-21 10:00:00"', "5"), ('"buyer":{', '"buyer":"x","other":{'), ('"items":[', '"items":5,"other":['),
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("columns", "sound", "fault"), FAULTY)
+def test_read_when_no_record_can_be_stored_then_arrow_rejects_all_until_one_can(
+    columns: Sequence[Column], sound: str, fault: tuple[str, str]
+) -> None:
+    values = [(sound % (number, number, number)).encode() for number in range(200)]
+    record = sound.replace(*fault, 1)
+    faulty = [(record % ((number,) * record.count("%"))).encode() for number in range(200)]
+    reader = ArrowReader(columns)
+    for _ in range(2):
+        _, undecided, rejected = reader.read(faulty)
+        assert not undecided.any()
+        assert rejected.all()
+    batch, undecided, rejected = reader.read(values)
+    assert not (undecided | rejected).any()
+    assert batch.equals(ArrowReader(columns).read(values)[0])
 
 
 def test_read_when_a_text_has_an_unpaired_surrogate_then_the_tape_decides_the_reject() -> None:
     record = '{"id":%d,"note":"%s","short":"%s"}'
     texts = [("a", "b"), ("\\ud800", "b"), ("\\ud83d\\ude00", "\\udc00"), ("\\udc00\\ud800", "abcdef")]
     values = [(record % (number, *pair)).encode() for number, pair in enumerate(texts)]
-    batch, undecided, rejects = TapeReader(FLAT).read(values, "ns")
+    batch, undecided, rejected = TapeReader(FLAT).read(values, "ns")
     assert not undecided.any()
-    reason = "the text has an unpaired surrogate, which UTF-8 cannot encode"
-    assert rejects == {1: ("note", reason), 2: ("short", reason), 3: ("note", reason)}
+    assert rejected.tolist() == [False, True, True, True]
     assert batch.column(5).to_pylist()[0] == "a"
 
 
@@ -216,7 +267,7 @@ def test_read_when_nested_records_are_common_then_arrow_reads_the_batch() -> Non
         record.replace('"items":[', '"items":[null,{},'),
     ]
     for variant in variants:
-        batch, undecided = ArrowReader(NESTED).read([variant.encode()] * 3)
+        batch, undecided, _ = ArrowReader(NESTED).read([variant.encode()] * 3)
         assert undecided.tolist() == [False] * 3, variant
         assert batch.to_pylist()[1] == rows_of(JsonDecoder(NESTED).decode([variant.encode()]))[0]
 
@@ -225,7 +276,7 @@ def test_read_when_all_other_fields_have_different_names_then_arrow_reads_the_ba
     """If pyarrow inferred their types, these records would need a minute and gigabytes."""
     record = '{"id":%d,"other":{"k%d":"\\u0431\\u0432"},"x%d":1}'
     values = [(record % (number, number, number)).encode() for number in range(20_000)]
-    batch, undecided = ArrowReader(FLAT).read(values)
+    batch, undecided, _ = ArrowReader(FLAT).read(values)
     assert not undecided.any()
     assert batch.column(0).to_pylist() == list(range(20_000))
 
@@ -252,10 +303,10 @@ LIKE_NAN = [b'{"id":1}', *[b'{"id":2,"note":"it is: NaN"}'] * 3]
 
 def test_read_when_no_record_has_other_fields_after_a_batch_with_some_then_reads_as_a_new_reader() -> None:
     reader = ArrowReader(FLAT)
-    _, undecided = reader.read([OTHER, *LIKE_NAN, b"{}", b"{}"])
+    _, undecided, _ = reader.read([OTHER, *LIKE_NAN, b"{}", b"{}"])
     assert undecided.tolist() == [False, False, True, True, True, False, False]
     for _ in range(2):
-        batch, undecided = reader.read(LIKE_NAN)
+        batch, undecided, _ = reader.read(LIKE_NAN)
         assert not undecided.any()
         assert batch.column(5).to_pylist() == [None, *["it is: NaN"] * 3]
 
@@ -276,7 +327,7 @@ def test_read_when_names_are_spelled_otherwise_after_many_batches_with_other_fie
         reader.read([OTHER] * 4)
     respelled = [*[OTHER.replace(b"id", b"ID")] * 3, OTHER]
     reader.read(respelled)
-    batch, undecided = reader.read(respelled)
+    batch, undecided, _ = reader.read(respelled)
     assert undecided.tolist() == [False, False, False, True]
     assert batch.column(0).to_pylist()[:3] == [1, 1, 1]
 
@@ -285,7 +336,7 @@ def test_read_when_names_with_capitals_have_others_beside_them_then_only_other_c
     usual = '{"userId":1,"other":{"userid2":"userID"},"Note"%s: "n"}'
     others = ['{"userID":1,"other":2}', '{"other":2,"note" \t :"n"}', '{"userId":1,"USERID":2}']
     values = [(usual % blanks).encode() for blanks in ("", " ", "\t" * 300)] + [value.encode() for value in others]
-    _, undecided = ArrowReader(columns_of(userid="int", note="string")).read([*values, *values[:3] * 2])
+    _, undecided, _ = ArrowReader(columns_of(userid="int", note="string")).read([*values, *values[:3] * 2])
     assert undecided.tolist() == [False] * 3 + [True] * 3 + [False] * 6
 
 
@@ -312,7 +363,7 @@ def test_read_when_names_have_other_cases_then_the_rows_are_those_of_each_record
     record = "{" + ",".join(f'"{name}"{blank}:{value}' for name, blank, value in members) + "}"
     values = [value.encode() for value in (f'{{"{learned}":"5","o":1}}', *[record] * count, '{"k":"7"}')]
     try:
-        batch, undecided = ArrowReader(columns).read(values)
+        batch, undecided, _ = ArrowReader(columns).read(values)
     except NotColumnar:
         return
     one = JsonDecoder(columns)

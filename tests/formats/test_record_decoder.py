@@ -136,6 +136,30 @@ def test_decode_when_one_record_is_too_large_then_it_is_decoded_alone() -> None:
     assert decoder.records == 1
 
 
+class LateReasons(Numbers):
+    """Knows in a batch which records are rejects, but not why."""
+
+    def decode_batch(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, RejectReasons]:
+        batch, rejects = super().decode_batch(values)
+        return batch, dict.fromkeys(rejects)
+
+
+@pytest.mark.parametrize("tombstones", ["stop", "null_row"])
+def test_decode_when_a_batch_has_no_reasons_then_each_is_found_when_its_reject_is_read(tombstones: Tombstones) -> None:
+    values = [None, *numbers(1_000, dict.fromkeys(range(0, 1_000, 2), b"-"))]
+    decoder, other = LateReasons(tombstones=tombstones), Numbers(tombstones=tombstones)
+    decoded, expected = decoder.decode(values), other.decode(values)
+    assert (decoded.rows, len(decoded.rejects), decoder.records) == (expected.rows, len(expected.rejects), 0)
+    assert decoded.records_of_rows(values).tolist() == expected.records_of_rows(values).tolist()
+    assert decoded.rejects[-3:] == list(expected.rejects)[-3:]
+    assert decoder.records == 3
+    assert decoded.rejects == expected.rejects
+    assert list(decoded.rejects) == list(expected.rejects) != list(expected.rejects)[1:]
+    violation = Reject.of(2, b"1", "id", "is odd")
+    added = decoded.without([violation], values).rejects
+    assert list(added) == sorted([*expected.rejects, violation], key=lambda reject: reject.row)
+
+
 @pytest.mark.parametrize(("value", "reason"), [(b"1", None), (b"-", "is a dash"), (b"x", "is not a number")])
 def test_check_when_called_then_returns_the_reject_of_decode(value: bytes, reason: str | None) -> None:
     rejects: list[Reject] = [reject for reject in [Numbers().check(value)] if reject]

@@ -1,7 +1,7 @@
 """Decodes many JSON records into one Arrow batch with pyarrow's JSON reader.
 
-Invariant: a row that is not undecided equals the result of `RecordReader`. What the reader learns about the spelling
-of a topic's records affects only the speed.
+Invariant: a row that is neither undecided nor rejected equals the result of `RecordReader`, and `RecordReader` rejects
+the records that are rejected. What the reader learns about the spelling of a topic's records affects only the speed.
 """
 
 from __future__ import annotations
@@ -17,14 +17,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from ingestd.formats.json.arrow_fields import ArrowField
+from ingestd.formats.json.arrow_fields import ArrowField, Converted
 from ingestd.formats.json.framing import constants, frame, places_of, unsafe_lines
 from ingestd.formats.json.map_texts import MapReader, can_cut
-from ingestd.formats.json.suspects import TYPE_CHANGED, lines_at, row_of, split, suspects, without_lines
+from ingestd.formats.json.suspects import (
+    TYPE_CHANGED,
+    lines_at,
+    row_of,
+    split,
+    suspects,
+    unfit_numbers,
+    without_lines,
+)
 from ingestd.formats.json.tape import parts
-from ingestd.formats.json.times import timestamp_columns
+from ingestd.formats.json.times import TimestampType, timestamp_columns
 from ingestd.formats.record_decoder import MixedTimestamps, NotColumnar
-from ingestd.formats.row_batches import batch_of
+from ingestd.formats.row_batches import arrow_of, batch_of
 from ingestd.schema import Column, HiveType
 
 Mask = npt.NDArray[np.bool_]
@@ -34,6 +42,7 @@ _UNEXPECTED = "unexpected field"
 # What pyarrow does with fields that are not columns. It could also infer their types, but needs a time that grows with
 # the square of their number, if they are names of members in a map.
 _REJECT, _IGNORE = "error", "ignore"
+_CHOSEN_TEXTS = 20
 _MAX_PAUSE = 7  # batches
 _SECOND_OBJECT = re.compile(rb"\}[ \t\r]*\{")  # outside strings, it is between two objects of one line
 _NAME_WITH_CAPITAL = r'[A-Z][^"\\]*"[ \t\r]*:'
@@ -43,7 +52,7 @@ _KELVIN_SIGN = re.compile("\u212a".encode())  # the only non-ASCII character who
 
 
 class ArrowReader:
-    """Reads batches of records, and learns how field names are spelled and which fields have quoted values.
+    """Reads batches of records, and learns how field names are spelled and which kinds of values they have.
 
     pyarrow needs to know both in advance. The reader first expects the names of the columns and unquoted values, and
     learns from pyarrow's errors. `matching` is the result of `Layout.matching`.
@@ -61,16 +70,21 @@ class ArrowReader:
         self._odd_batches = self._pause = 0
         self._compile_names()
 
-    def read(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, Mask]:
-        """Decode the values into one batch, and return which rows are undecided, so that their values are undefined.
+    def read(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, Mask, Mask]:
+        """Decode the values into one batch, and return which rows are undecided, and which of the others are rejected.
 
-        Raises NotColumnar if too many are, and always for columns with maps that cannot be cut, and MixedTimestamps.
+        The values of these rows are undefined. Raises NotColumnar if too many are undecided, and always for columns
+        with maps that cannot be cut, and MixedTimestamps.
         """
         if not self._can_read:
             raise NotColumnar
         self._other_fields = _IGNORE if self._pause else _REJECT
         self._pause = max(0, self._pause - 1)
-        text, undecided = frame(values)
+        text, undecided, rejected = frame(values)
+        if rejected.all():
+            nulls = [pa.nulls(len(values), arrow_of(column.type, "ns")) for column in self._columns]
+            return batch_of(self._columns, nulls), undecided, rejected
+        undecided |= rejected  # until the others are read
         if self._scales:
             lines = unsafe_lines(text, max(self._scales))
             text = without_lines(text, lines)
@@ -79,16 +93,28 @@ class ArrowReader:
             raise NotColumnar
         # If half of the others seem to be faulty, there is something to learn.
         limit = int(len(values) - np.count_nonzero(undecided)) // 2
-        batch = self._convert(*self._read(text, undecided, limit, values), undecided)
+        batch, refused = self._batch(text, undecided, limit, values)
+        rejected |= refused
         if self._other_fields == _REJECT:
             self._odd_batches = 0
         if self._matching and self._other_fields != _REJECT:  # else each field of the batch is a column
             undecided[self._maybe_unmatched(batch, values)] = True
+        undecided &= ~rejected
         if np.count_nonzero(undecided) > limit:
             self._pause = 0  # there is something to learn, and pyarrow tells it if it rejects other fields
         if undecided.all():
             raise NotColumnar
-        return batch, undecided
+        return batch, undecided, rejected
+
+    def _batch(self, text: bytes, undecided: Mask, limit: int, values: Sequence[bytes]) -> tuple[pa.RecordBatch, Mask]:
+        """Read and convert the lines, and add the other lines to `undecided`; see `_convert`."""
+        before = undecided.copy()
+        read, requested = self._read(text, undecided, limit, values), self._schema()
+        batch, refused = self._convert(*read, undecided)
+        if self._schema() != requested:  # the values are not those for which it was requested
+            undecided[:] = before
+            batch, refused = self._convert(*self._read(text, undecided, limit, values), undecided)
+        return batch, refused
 
     def _read(
         self, text: bytes, undecided: Mask, limit: int, values: Sequence[bytes]
@@ -114,8 +140,10 @@ class ArrowReader:
                 message = str(error)
                 lines = suspects(message, text, self._schema(), limit)
                 if lines is None or undecided[lines].all():
-                    if self._learn(message, values[int(np.argmin(undecided))], learned):
+                    if self._learn(message, values[int(np.argmin(undecided))], text, limit, learned):
                         continue
+                    if lines is None:
+                        break
                     lines, single_rows = row_of(message, len(undecided)), single_rows + 1
                     if lines is None or single_rows > _MAX_SINGLE_ROWS or undecided[lines].all():
                         break
@@ -170,48 +198,50 @@ class ArrowReader:
 
     def _convert(
         self, table: pa.Table, maps: Mapping[int, pa.MapArray], text: bytes, undecided: Mask
-    ) -> pa.RecordBatch:
-        """Convert what pyarrow has read, and add the rows with values that are not converted to `undecided`."""
+    ) -> tuple[pa.RecordBatch, Mask]:
+        """Convert what pyarrow has read, and add the rows with values that are not converted to `undecided`.
+
+        Also returns which of the others have values that cannot be stored.
+        """
         if table.num_rows != len(undecided):
             raise NotColumnar
-        arrays = [chunked.combine_chunks() for chunked in table.columns]
+        arrays = [column.combine_chunks() for column in table.columns]
         if self._other_fields != _REJECT:
             undecided[lines_at(text, constants(text))] = True
             undecided[self._with_other_spellings(text, arrays)] = True
         if self._other_fields != _REJECT or maps:
             undecided[self._with_escaped_names(text)] = True
-        timestamps = self._timestamp_columns([arrays[index] for index in self._timestamps], undecided)
-        unit = timestamps[0].type.unit if timestamps else "ns"
-        converted = dict(zip(self._timestamps, timestamps, strict=True)) | dict(maps)
+        timestamps = self._timestamp_columns([arrays[index] for index in self._timestamps])
+        unit = timestamps[0].array.type.unit if timestamps else "ns"
+        converted = dict(zip(self._timestamps, timestamps, strict=True))
         for index, array in enumerate(arrays):
             if index in maps:
                 # A map that was cut out elsewhere in the record belongs to another field of this name.
                 undecided |= _differs(maps[index].is_valid(), array.is_valid())
+                converted[index] = Converted(maps[index], None, None)
             elif index not in converted:
-                converted[index], lost = self._record.fields[index].convert(array, unit)
-                if lost is not None:
-                    undecided |= lost
-        return batch_of(self._columns, [converted[index] for index in range(len(arrays))])
+                converted[index] = self._record.fields[index].convert(array, unit)
+        columns = [converted[index] for index in range(len(arrays))]
+        # What pyarrow has read of lines that are undecided already may be the value of another field.
+        refused = _union([column.refused for column in columns], len(undecided)) & ~undecided
+        undecided |= _union([column.lost for column in columns], len(undecided))
+        return batch_of(self._columns, [column.array for column in columns]), refused
 
-    def _timestamp_columns(self, arrays: Sequence[pa.Array], undecided: Mask) -> list[pa.Array]:
-        try:
-            return timestamp_columns(arrays)
-        except MixedTimestamps:
-            raise
-        except (NotColumnar, pa.ArrowInvalid):
-            fields = [self._record.fields[index] for index in self._timestamps]
-            columns = []
-            for field, array in zip(fields, arrays, strict=True):
-                stamps, lost = field.convert(array, "ns")
-                columns.append(stamps)
-                if lost is not None:
-                    undecided |= lost
-        return columns
+    def _timestamp_columns(self, arrays: Sequence[pa.Array]) -> list[Converted]:
+        if all(pa.types.is_string(array.type) and _may_be_timestamps(array) for array in arrays):
+            try:
+                return [Converted(array, None, None) for array in timestamp_columns(arrays)]
+            except MixedTimestamps:
+                raise
+            except (NotColumnar, pa.ArrowInvalid):
+                pass
+        fields = [self._record.fields[index] for index in self._timestamps]
+        return [field.convert(array, "ns") for field, array in zip(fields, arrays, strict=True)]
 
-    def _learn(self, error: str, value: bytes, learned: set[str]) -> bool:
+    def _learn(self, error: str, value: bytes, text: bytes, limit: int, learned: set[str]) -> bool:
         """Change the request to pyarrow after an error, once per field; return False if there is nothing to change.
 
-        `value` is one of the records.
+        `value` is one of the records, and `text` contains the others, too.
         """
         if _UNEXPECTED in error:
             if not self._learn_spelling(value):
@@ -220,11 +250,22 @@ class ArrowReader:
         changed = TYPE_CHANGED.search(error)
         field = self._record.at(changed[1]) if changed else None
         if changed and field:
-            if changed[1] in learned or not field.switch_quotes(quoted=changed[3] == "string"):
+            if changed[1] in learned or not field.request(changed[3]):
                 return False
             learned.add(changed[1])
             return True
-        return False
+        return self._learn_numbers(error, text, limit)
+
+    def _learn_numbers(self, error: str, text: bytes, limit: int) -> bool:
+        """Request numbers in another way if pyarrow cannot convert more than `limit` of them."""
+        is_known = False
+        for field in self._record.numbers():
+            quoted = unfit_numbers(error, text, pa.field(field.spelling, field.arrow), limit)
+            if quoted is not None:
+                is_known = True
+                if not (quoted and field.request("string")):
+                    field.request_floats()
+        return is_known
 
     def _ignore_other_fields(self) -> None:
         """Ignore the other fields of this batch, and of the next ones if others before it have had some, too.
@@ -345,6 +386,20 @@ def _in_any_case(names: Sequence[str]) -> re.Pattern[bytes]:
 
 def _alternatives(names: Iterable[str]) -> bytes:
     return b"|".join(re.escape(name.encode()) for name in names)
+
+
+def _may_be_timestamps(texts: pa.StringArray) -> bool:
+    """Return whether some of the texts all are timestamps. Arrow needs long to find that many are none."""
+    chosen = range(0, len(texts), max(1, len(texts) // _CHOSEN_TEXTS))
+    return not pc.any(TimestampType(HiveType("timestamp")).refused(texts.take(pa.array(chosen))), min_count=0).as_py()
+
+
+def _union(masks: Iterable[Mask | None], count: int) -> Mask:
+    union: Mask = np.zeros(count, np.bool_)
+    for mask in masks:
+        if mask is not None:
+            union |= mask
+    return union
 
 
 def _has_no_map(kind: HiveType) -> bool:

@@ -42,7 +42,14 @@ from ingestd.formats.json.layout import PLAIN, Layout
 from ingestd.formats.json.record import Precheck, RecordReader
 from ingestd.formats.json.tape import Mask, Places
 from ingestd.formats.json.tape_reader import TapeReader
-from ingestd.formats.record_decoder import MixedTimestamps, NotColumnar, RecordDecoder, RejectReasons, Tombstones
+from ingestd.formats.record_decoder import (
+    Cause,
+    MixedTimestamps,
+    NotColumnar,
+    RecordDecoder,
+    RejectReasons,
+    Tombstones,
+)
 from ingestd.formats.row_batches import Row, TimestampUnits, array_of, batch_of, has_timestamp
 from ingestd.schema import Column, HiveType
 
@@ -85,18 +92,17 @@ class JsonDecoder(RecordDecoder):
             raise
         except NotColumnar:
             pass
-        batch, undecided, known = self._tape.read(values, "ns")
+        batch, undecided, rejected = self._tape.read(values, "ns")
         coarse = self._coarse(values, undecided)
-        rows, rejects = self._decode_each(values, np.flatnonzero(undecided & ~coarse).tolist())
-        rejects = {**known, **rejects}
+        rows, rejects = self._decode_each(values, np.flatnonzero(undecided & ~coarse).tolist(), rejected)
         coarse[[index for index, row in rows.items() if self._timestamps.of(row) == "us"]] = True
         if not coarse.any():
             return self._with_rows(batch, rows, "ns"), rejects
         if np.count_nonzero(coarse) + len(rejects) < len(values):
             raise MixedTimestamps(coarse)
-        batch, undecided, known = self._tape.read(values, "us")
-        rows, rejects = self._decode_each(values, np.flatnonzero(undecided).tolist())
-        return self._with_rows(batch, rows, "us"), {**known, **rejects}
+        batch, undecided, rejected = self._tape.read(values, "us")
+        rows, rejects = self._decode_each(values, np.flatnonzero(undecided).tolist(), rejected)
+        return self._with_rows(batch, rows, "us"), rejects
 
     def decode_record(self, value: bytes) -> Row:
         """See `RecordDecoder`."""
@@ -131,19 +137,17 @@ class JsonDecoder(RecordDecoder):
 
         Raises as `ArrowReader.read`. Also raises NotColumnar if one of them needs another unit of timestamps.
         """
-        batch, undecided = self._arrow.read(values)
+        batch, undecided, rejected = self._arrow.read(values)
         unit = next((field.type.unit for field in batch.schema if pa.types.is_timestamp(field.type)), "ns")
         indexes = np.flatnonzero(undecided)
-        known: dict[int, tuple[str, str]] = {}
         if len(indexes) > _FEW:
-            part, left, causes = self._tape.read([values[index] for index in indexes.tolist()], unit)
+            part, left, rejected[indexes] = self._tape.read([values[index] for index in indexes.tolist()], unit)
             batch = self._replaced(batch, indexes, part)
-            known = {int(indexes[row]): cause for row, cause in causes.items()}
             indexes = indexes[left]
-        rows, rejects = self._decode_each(values, indexes.tolist())
+        rows, rejects = self._decode_each(values, indexes.tolist(), rejected)
         if not {self._timestamps.of(row) for row in rows.values()} <= {"", unit}:
             raise NotColumnar
-        return self._with_rows(batch, rows, unit), {**known, **rejects}
+        return self._with_rows(batch, rows, unit), rejects
 
     def _coarse(self, values: Sequence[bytes], undecided: Mask) -> Mask:
         """Return which of the records that are undecided in nanoseconds are decided in microseconds."""
@@ -154,10 +158,15 @@ class JsonDecoder(RecordDecoder):
             coarse[indexes] = ~left
         return coarse
 
-    def _decode_each(self, values: Sequence[bytes], indexes: list[int]) -> tuple[dict[int, Row], RejectReasons]:
-        """Decode the records at the given indexes one by one; return rows and rejects by index."""
+    def _decode_each(
+        self, values: Sequence[bytes], indexes: list[int], rejected: Mask
+    ) -> tuple[dict[int, Row], RejectReasons]:
+        """Decode the records at the given indexes one by one; return rows by index, and all rejects.
+
+        `rejected` are other records, which are rejects.
+        """
         rows: dict[int, Row] = {}
-        rejects: dict[int, tuple[str, str]] = {}
+        rejects: dict[int, Cause | None] = dict.fromkeys(np.flatnonzero(rejected).tolist())
         for index in indexes:
             decoded = self._decode_one(values[index])
             if isinstance(decoded, RejectError):

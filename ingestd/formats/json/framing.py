@@ -36,10 +36,13 @@ _MAX_DIGITS = 38
 _SECOND_ROOT = re.compile(rb"null[ \t\r]*\{")
 
 
-def frame(values: Sequence[bytes]) -> tuple[bytes, Mask]:
-    """Return the values as lines, and which of them are replaced by `{}`, because Arrow could misread them."""
+def frame(values: Sequence[bytes]) -> tuple[bytes, Mask, Mask]:
+    """Return the values as lines, and which of them are replaced by `{}`, because Arrow could misread them.
+
+    Also returns which others are replaced, because they are certainly no objects of JSON.
+    """
     text = join_lines(values)
-    replaced: Mask = np.zeros(len(values), np.bool_)
+    replaced, refused = np.zeros((2, len(values)), np.bool_)
     if b"\n" in text and np.count_nonzero(np.frombuffer(text, np.uint8) == NEWLINE) >= len(values):
         values = [value.strip(_BLANKS).replace(b"\n", b"\t") for value in values]
         text = join_lines(values)
@@ -48,10 +51,11 @@ def frame(values: Sequence[bytes]) -> tuple[bytes, Mask]:
         lines = list(values)
         for index in faulty.tolist():
             line = lines[index].strip(_BLANKS)
-            replaced[index] = not _is_plain(line)
-            lines[index] = _EMPTY if replaced[index] else line
+            refused[index] = not (line[:1] == b"{" and line[-1:] == b"}" and is_utf8(line))
+            replaced[index] = not refused[index] and (_has_second_root(line) or _may_nest(line))
+            lines[index] = _EMPTY if refused[index] or replaced[index] else line
         text = join_lines(lines)
-    return text, replaced
+    return text, replaced, refused
 
 
 def constants(text: bytes) -> list[int]:
@@ -130,12 +134,6 @@ def _faulty_lines(text: bytes, values: Sequence[bytes]) -> npt.NDArray[np.intp]:
         if (ends - starts).max() > 2 * MAX_DEPTH:  # each level takes two bytes
             faulty |= list(map(_may_nest, values))
     return np.flatnonzero(faulty)
-
-
-def _is_plain(line: bytes) -> bool:
-    """Return whether Arrow reads the line as one record or not at all."""
-    is_object = line.startswith(b"{") and line.endswith(b"}")
-    return is_object and is_utf8(line) and not _has_second_root(line) and not _may_nest(line)
 
 
 def _has_second_root(text: bytes) -> bool:

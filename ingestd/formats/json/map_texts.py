@@ -101,8 +101,8 @@ class MapReader:
         if not len(others):
             return maps, undecided
         values = texts.take(pa.array(others)).cast(pa.binary()).to_pylist()
-        batch, undecided[others], rejects = self._tape.read(values, "ns")
-        undecided[others[list(rejects)]] = True  # another column may be the first that does not fit
+        batch, left, rejected = self._tape.read(values, "ns")
+        undecided[others] = left | rejected  # the rest of the record decides as well
         return spread_all([maps, batch.column(0)], [np.flatnonzero(plain), others], len(texts)), undecided
 
     def _plain_maps(self, texts: pa.StringArray, item: PrimitiveType) -> tuple[pa.MapArray, Mask]:

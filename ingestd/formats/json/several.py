@@ -14,7 +14,15 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from ingestd.formats.decoder import NEWLINE, DecodeResult, Lines, Reject, RejectError, without_tombstones
+from ingestd.formats.decoder import (
+    NEWLINE,
+    DecodeResult,
+    Lines,
+    Reject,
+    RejectError,
+    rejected_rows,
+    without_tombstones,
+)
 from ingestd.formats.json.decoder import JsonDecoder
 from ingestd.formats.json.layout import PLAIN, Layout
 from ingestd.formats.json.record import array_fault
@@ -97,10 +105,12 @@ class SeveralDecoder(JsonDecoder):
             lines = Lines(objects.text)
             decoded = super().decode(lines)
             owners = owners[decoded.records_of_rows(lines)]
-        for reject in decoded.rejects:
-            place = self._place.format(objects.positions[reject.row])
-            cause = RejectError(reject.column, f"{place}: {reject.reason}")
-            causes.setdefault(int(objects.records[reject.row]), cause)
+        refused, firsts = np.unique(objects.records[rejected_rows(decoded.rejects)], return_index=True)
+        for record, first in zip(refused.tolist(), firsts.tolist(), strict=True):
+            if record not in causes:
+                reject = decoded.rejects[first]
+                place = self._place.format(objects.positions[reject.row])
+                causes[record] = RejectError(reject.column, f"{place}: {reject.reason}")
         rejects = [Reject.of(index, records[index], cause.column, cause.reason) for index, cause in causes.items()]
         return DecodeResult(decoded.batches, [], 0, owners).without(rejects, records)
 

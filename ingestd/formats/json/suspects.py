@@ -42,7 +42,7 @@ _BLANK, _EMPTY = 0x20, b"{}"
 def suspects(error: str, text: bytes, schema: pa.Schema, limit: int) -> Lines | None:
     """Return the lines of the text that are suspected to cause an error of the reader.
 
-    `schema` contains the fields that were requested. Returns None if there are none or more than `limit`.
+    `schema` contains the fields that were requested. Returns None if more than `limit` values or lines are suspected.
     """
     letters = np.frombuffer(text, np.uint8)
     breaks = np.flatnonzero(letters == NEWLINE)
@@ -51,6 +51,8 @@ def suspects(error: str, text: bytes, schema: pa.Schema, limit: int) -> Lines | 
         places += (match.start() for match in islice(pattern.finditer(text), limit + 1))
     if _IN_STRING.search(error):
         places += np.flatnonzero((letters < _BLANK) & (letters != NEWLINE))[: limit + 1].tolist()
+    if len(places) > limit:
+        return None
     lines = np.unique(np.searchsorted(breaks, places))
     twice = _TWICE.search(error)
     field = _at(schema, twice[1]) if twice else None
@@ -64,7 +66,20 @@ def suspects(error: str, text: bytes, schema: pa.Schema, limit: int) -> Lines | 
             if cause in error:
                 has_cause = pc.match_substring_regex(split(text), fault)
                 lines = np.union1d(lines, np.flatnonzero(has_cause.to_numpy(zero_copy_only=False)))
-    return lines if 0 < len(lines) <= limit and len(places) <= limit else None
+    return lines if len(lines) <= limit else None
+
+
+def unfit_numbers(error: str, text: bytes, field: pa.Field, limit: int) -> bool | None:
+    """Return whether most values that an error of the reader is about are quoted, if it is about more than `limit`.
+
+    They are suspected values of `field`, an integer or a decimal. Returns None if there are not as many.
+    """
+    names = (str(field.type), str(field.type).partition("(")[0] + " number")
+    if not _NOT_CONVERTED.search(error) or not any(name in error for name in names):
+        return None
+    pattern = re.compile(_member(field) + b"(?=" + _unfit(field.type) + b")")
+    first = [text[match.end()] for match in pattern.finditer(text)]
+    return 2 * first.count(ord('"')) > len(first) if len(first) > limit else None
 
 
 def lines_at(text: bytes, places: Iterable[int]) -> Lines:
@@ -165,7 +180,7 @@ def _unfit(kind: pa.DataType) -> bytes:
         return b"-?(?:[0-9]+[.eE]|[0-9]{%d}|[NI])" % int(_DIGITS[kind])
     whole, fraction = int(kind.precision - kind.scale), int(kind.scale)
     digits = rb"[0-9]{%d}|[0-9]*\.[0-9]{%d}" % (whole + 1, fraction + 1)
-    return rb'"?(?:[^-+.0-9"n \t]|[-+]?(?:' + digits + rb"|[0-9.]+[eE]))"
+    return rb'(?:"[^-+.0-9]|[^-+.0-9"n \t]|"?[-+]?(?:' + digits + rb"|[0-9.]+[eE]))"
 
 
 def _member(field: pa.Field) -> bytes:

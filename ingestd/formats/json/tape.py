@@ -217,6 +217,9 @@ class Tape:
         self._require_lines(np.diff(in_string[is_end], prepend=False))
         self._require(self._backslashes[~in_string[kinds == _BACKSLASH]])
         is_token = (in_string == is_quote) & (kinds != _BACKSLASH)
+        # Most malformed records are cut: they are found before the tokens that depend on each other.
+        depth = np.cumsum(_mapped(np.where(is_token, kinds, 0), _STEP).view(np.int8), dtype=np.int32)
+        self._require_lines(np.diff(depth[is_end], prepend=0) != 0)
         ends = places + np.int32(1)
         string_starts, string_ends = places[is_quote][0::2], places[is_quote][1::2]
         self._check_blanks(string_starts, string_ends)
@@ -306,7 +309,6 @@ class Tape:
     def _find_containers(self) -> None:
         kind = self.kind
         depth = np.cumsum(_mapped(kind, _STEP).view(np.int8), dtype=np.int32)
-        self._require_lines(np.diff(depth[kind == END], prepend=0) != 0)
         self._require(self.start[(depth < 0) | (depth > MAX_DEPTH)])
         # In the order of depth, the brackets and commas of a container are neighbors. The depth is that of its items.
         tokens = np.flatnonzero(_mapped(kind, _DIVIDES)).astype(np.int32)

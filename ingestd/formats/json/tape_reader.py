@@ -1,14 +1,13 @@
 """Decodes many JSON records into one Arrow batch, column by column, from their tokens.
 
-Invariant: a row that `TapeReader.read` does not list as undecided equals the result of `RecordReader`, and so does the
-reason of a reject.
+Invariant: a row that `TapeReader.read` does not list as undecided equals the result of `RecordReader`, and
+`RecordReader` rejects the records that it lists as rejected.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -32,8 +31,9 @@ from ingestd.formats.json.connect_schemas import (
 from ingestd.formats.json.envelope import AFTER, BEFORE, DELETE, OPERATION, PAYLOAD, SCHEMA, has_logical_types
 from ingestd.formats.json.inference import Rows
 from ingestd.formats.json.layout import PLAIN, Layout, Place
-from ingestd.formats.json.nested import POSITION, other_kind, primitive
+from ingestd.formats.json.nested import POSITION, primitive
 from ingestd.formats.json.tape import (
+    KEY,
     OPEN_ARRAY,
     OPEN_OBJECT,
     SCALAR,
@@ -45,8 +45,7 @@ from ingestd.formats.json.tape import (
     is_encodable,
 )
 from ingestd.formats.json.times import dates_of_schema, instants
-from ingestd.formats.json.types import InvalidValue, Number, PrimitiveType, shown
-from ingestd.formats.record_decoder import RejectReasons
+from ingestd.formats.json.types import InvalidValue, Number, PrimitiveType
 from ingestd.formats.row_batches import (
     FIRST_NANO,
     LAST_NANO,
@@ -80,19 +79,16 @@ class TapeReader:
         self._has_schemas = layout.envelope != "none"
         self._schemas = Schemas() if self._has_schemas and not layout.lenient else None
 
-    def read(self, values: Sequence[bytes], unit: str) -> tuple[pa.RecordBatch, Mask, RejectReasons]:
+    def read(self, values: Sequence[bytes], unit: str) -> tuple[pa.RecordBatch, Mask, Mask]:
         """Decode the values into a batch whose timestamps have the given unit, ns or us.
 
-        Also returns which rows are undecided, and the rejects among the others. The values of these rows are undefined.
+        Also returns which rows are undecided, and which of the others are rejected. Their values are undefined.
         """
-        rejects: dict[int, tuple[str, str]] = {}
-        batches, undecided = [], []
-        for start, end in pieces(values):
-            columns = self._read(values[start:end], unit)
-            batches.append(columns.batch)
-            undecided.append(columns.undecided)
-            rejects |= {start + row: cause for row, cause in columns.rejects.items() if not columns.undecided[row]}
-        return pa.concat_batches(batches), np.concatenate(undecided), rejects
+        read = [self._read(values[start:end], unit) for start, end in pieces(values)]
+        undecided, rejected = (
+            np.concatenate([getattr(columns, name) for columns in read]) for name in ("undecided", "rejected")
+        )
+        return pa.concat_batches([columns.batch for columns in read]), undecided, rejected & ~undecided
 
     def absent(self, values: Sequence[bytes]) -> set[int]:
         """Return the indexes of the columns for which no record has a value, not even null."""
@@ -121,63 +117,35 @@ class TapeReader:
             values, of_record, logical = self._schemas.take_out(values)
         tape = Tape(values)
         columns = _Columns(tape, unit, self._layout)
-        columns.undecided |= tape.malformed
+        # What follows a record may be ignored, and `take_out` expects well-formed records.
+        malformed = columns.undecided if self._has_schemas or self._layout.lenient else columns.rejected
+        malformed |= tape.malformed
         if logical:
             columns.read_logical(logical, of_record)
         elif self._has_schemas:
             columns.undecided |= np.fromiter(map(has_logical_types, values), np.bool_, len(values))
         by_column = self._find(columns)
-        columns.leave_unmatched([by_column[index][0] for index in self._matching])
+        is_certain = self._layout.is_flat and not self._layout.lenient and len(self._matching) == len(self._columns)
+        unmatched = columns.unmatched([by_column[index][0] for index in self._matching])
+        refused = columns.rejected if is_certain else columns.undecided
+        refused |= unmatched
         arrays = [columns.column(column, *by_column[index]) for index, column in enumerate(self._columns)]
         columns.batch = batch_of(self._columns, arrays)
         return columns
 
 
-@dataclass(frozen=True, slots=True)
-class _Cells:
-    """Values of a column, or inside of it: the row of each, and the steps that lead to it from the value of the column.
-
-    A step is a place among its neighbors, in the order in which `nested` converts them, and its text in reasons.
-    """
-
-    rows: Ints
-    path: Callable[[int], list[tuple[int, str]]] = lambda _cell: []
-
-    def field(self, index: int, name: str) -> _Cells:
-        """Return the cells of a field of these structs."""
-        return _Cells(self.rows, lambda cell: [*self.path(cell), (index, f".{name}")])
-
-    def elements(self, owners: Places) -> _Cells:
-        """Return the elements of these arrays; `owners` are the arrays of the elements, in order."""
-
-        def path(cell: int) -> list[tuple[int, str]]:
-            owner = int(owners[cell])
-            index = cell - int(np.searchsorted(owners, owner))
-            return [*self.path(owner), (index, f"[{index}]")]
-
-        return _Cells(self.rows[owners], path)
-
-    def items(self, owners: Places, keys: pa.StringArray) -> _Cells:
-        """Return the items of these maps; `owners` are the maps of the items, in order, and `keys` their keys."""
-
-        def path(cell: int) -> list[tuple[int, str]]:
-            return [*self.path(int(owners[cell])), (cell, f"[{shown(keys[cell].as_py())}]")]
-
-        return _Cells(self.rows[owners], path)
-
-
 class _Columns:
     """Builds columns from a tape, which are then in `batch`.
 
-    `undecided` are the records that have a value which was not converted. `rejects` contains the column and the reason
-    of records, which may also be undecided.
+    `undecided` are the records that have a value which was not converted. `rejected` are those that have a value which
+    cannot be stored, and may also be undecided.
     """
 
     batch: pa.RecordBatch
 
     def __init__(self, tape: Tape, unit: str, layout: Layout) -> None:
         self.undecided: Mask = np.zeros(len(tape.malformed), np.bool_)
-        self.rejects: dict[int, tuple[str, str]] = {}
+        self.rejected: Mask = np.zeros(len(tape.malformed), np.bool_)
         self._tape = tape
         self._unit = unit
         self._layout = layout
@@ -336,20 +304,19 @@ class _Columns:
             for index, (values, inner) in parts[0].items()
         }
 
-    def leave_unmatched(self, columns: Sequence[Ints]) -> None:
-        """Leave the records undecided in which all of these tokens, one array per column, are _MISSING."""
+    def unmatched(self, columns: Sequence[Ints]) -> Mask:
+        """Return the records with members in which all of these tokens, one array per column, are _MISSING."""
         unmatched: Mask = np.full(len(self._rows), bool(columns))
         for tokens in columns:
             unmatched &= tokens == _MISSING
             if not unmatched.any():
-                return
-        self.undecided |= unmatched
+                return unmatched
+        unmatched[unmatched] = self._tape.kind[self._tape.roots[unmatched] + np.int32(1)] == KEY
+        return unmatched
 
     def column(self, column: Column, tokens: Ints, depth: int) -> pa.Array:
         """Return a column of one value per record, from what `find` yields."""
-        self._current = column
-        self._firsts: dict[int, list[tuple[int, str]]] = {}
-        return self._column(column.type, tokens, _Cells(self._rows), depth)
+        return self._column(column.type, tokens, self._rows, depth)
 
     def _opened(self, tokens: Ints, wanted: int) -> Ints:
         """Return the tokens of the wanted kind, and _MISSING for others; records with a value of another are undecided.
@@ -423,9 +390,8 @@ class _Columns:
         """Leave the records of these tokens undecided."""
         self.undecided[np.searchsorted(self._tape.roots, tokens, side="right") - 1] = True
 
-    def _column(self, kind: HiveType, tokens: Ints, cells: _Cells, depth: int) -> pa.Array:
-        """Return a column of the values that the tokens begin."""
-        rows = cells.rows
+    def _column(self, kind: HiveType, tokens: Ints, rows: Ints, depth: int) -> pa.Array:
+        """Return a column of the values that the tokens begin; `rows` are their records."""
         kinds = np.where(tokens == _MISSING, 0, self._tape.kind[tokens])
         is_null = (kinds == SCALAR) & (self._tape.letters_at(tokens) == ord("n"))
         tokens = np.where(is_null, _MISSING, tokens).astype(np.int32)
@@ -433,17 +399,16 @@ class _Columns:
         if kind.is_complex:
             wanted = OPEN_ARRAY if kind.kind == "array" else OPEN_OBJECT
             others = (kinds != wanted) & (kinds != 0)
-            if others.any():
-                self._refuse(kind, tokens, cells, others)
+            self.rejected[rows[others]] = True
             tokens = np.where(kinds == wanted, tokens, _MISSING).astype(np.int32)
-            return self._complex(kind, tokens, cells, depth)
+            return self._complex(kind, tokens, rows, depth)
         leaf = self._primitive(kind)
         given = self._given_times(kind, tokens, rows)
         if given is not None:
             tokens = np.where(given.is_valid(), _MISSING, tokens).astype(np.int32)
             kinds[tokens == _MISSING] = 0
         accepted = (kinds == STRING) | ((kinds == SCALAR) & (not leaf.only_text))
-        texts, failed = self._texts(np.where(accepted, tokens, _MISSING).astype(np.int32))
+        texts, surrogates = self._texts(np.where(accepted, tokens, _MISSING).astype(np.int32))
         refused = ~accepted & (kinds != 0)
         if self._lenient:
             misread = pc.indices_nonzero(leaf.misread(texts)).to_numpy()
@@ -453,26 +418,16 @@ class _Columns:
             refused[:] = False
         array = leaf.decided(texts, self._unit)
         array = array if given is None else pc.coalesce(array, given)
-        failed |= texts.is_valid().to_numpy(zero_copy_only=False) & ~array.is_valid().to_numpy(zero_copy_only=False)
-        failed |= refused
-        self.undecided[rows[failed & (kinds != STRING) & (kinds != SCALAR)]] = True
-        again = np.flatnonzero(failed & ~self.undecided[rows])
-        return self._with_values(leaf, array, tokens, cells, again) if len(again) else array
-
-    def _refuse(self, kind: HiveType, tokens: Ints, cells: _Cells, others: Mask) -> None:
-        """Reject the rows of values of another kind than this complex type; those of containers are undecided."""
-        is_inside = others & np.isin(self._tape.kind[tokens], (OPEN_OBJECT, OPEN_ARRAY))
-        self.undecided[cells.rows[is_inside]] = True
-        places = np.flatnonzero(others & ~self.undecided[cells.rows])
-        for cell, value in zip(places.tolist(), self._values(tokens[places]), strict=True):
-            self._reject(int(cells.rows[cell]), cells.path(cell), other_kind(value, kind))
-
-    def _reject(self, row: int, path: list[tuple[int, str]], error: InvalidValue) -> None:
-        """Store why a row is a reject, unless a value before this one already is the cause."""
-        if row not in self.rejects or (row in self._firsts and path < self._firsts[row]):
-            self._firsts[row] = path
-            reason = InvalidValue(error.reason, "".join(text for _, text in path))
-            self.rejects[row] = self._current.name, str(reason)
+        failed = texts.is_valid().to_numpy(zero_copy_only=False) & ~array.is_valid().to_numpy(zero_copy_only=False)
+        failed |= surrogates
+        if self._lenient:
+            self.undecided[rows[refused & (kinds != STRING) & (kinds != SCALAR)]] = True
+            failed |= refused
+        else:
+            self.rejected[rows[refused | (surrogates & (kind.kind != "timestamp"))]] = True
+            self.rejected[rows[pc.indices_nonzero(leaf.refused(texts)).to_numpy()]] = True
+        again = np.flatnonzero(failed & ~self.undecided[rows] & ~self.rejected[rows])
+        return self._with_values(leaf, array, tokens, rows, again) if len(again) else array
 
     def _given_times(self, kind: HiveType, tokens: Ints, rows: Ints) -> pa.Array | None:
         """Return the values of a column that a schema describes as dates or points in time; null for others.
@@ -501,61 +456,53 @@ class _Columns:
         return spread_all(arrays, places, len(tokens)) if arrays else None
 
     def _with_values(
-        self, leaf: PrimitiveType, array: pa.Array, tokens: Ints, cells: _Cells, again: npt.NDArray[np.intp]
+        self, leaf: PrimitiveType, array: pa.Array, tokens: Ints, rows: Ints, again: npt.NDArray[np.intp]
     ) -> pa.Array:
-        """Convert some of the cells one by one. The row of one that cannot be stored is a reject."""
+        """Convert some of the values one by one. The row of one that cannot be stored is a reject."""
         values: list[Value] = []
         places: list[int] = []
-        triples = zip(again.tolist(), cells.rows[again].tolist(), self._values(tokens[again]), strict=True)
-        for cell, row, given in triples:
-            if row in self.rejects and row not in self._firsts:
-                continue  # a column before this one does not fit
+        for place, row, given in zip(again.tolist(), rows[again].tolist(), self._values(tokens[again]), strict=True):
             try:
                 value = leaf.value(given)
-            except InvalidValue as error:
-                self._reject(row, cells.path(cell), error)
+            except InvalidValue:
+                self.rejected[row] = True
                 continue
             if leaf.kind.kind == "timestamp" and not _fits(value, self._unit):
                 self.undecided[row] = True
                 continue
             values.append(value)
-            places.append(cell)
+            places.append(place)
         if not values:
             return array
         order = np.arange(len(array))
         order[places] = len(array) + np.arange(len(values))
         return pa.concat_arrays([array, array_of(leaf.kind, values, self._unit)]).take(pa.array(order))
 
-    def _complex(self, kind: HiveType, tokens: Ints, cells: _Cells, depth: int) -> pa.Array:
+    def _complex(self, kind: HiveType, tokens: Ints, rows: Ints, depth: int) -> pa.Array:
         nulls = tokens == _MISSING
         mask = pa.array(nulls) if nulls.any() else None
         arrow = arrow_of(kind, self._unit)
         if kind.kind == "struct":
-            members = zip(kind.children, kind.names, self._members(kind.names, tokens, depth), strict=True)
-            fields = [
-                self._column(child, values, cells.field(index, name), depth + 1)
-                for index, (child, name, values) in enumerate(members)
-            ]
+            members = zip(kind.children, self._members(kind.names, tokens, depth), strict=True)
+            fields = [self._column(child, values, rows, depth + 1) for child, values in members]
             return pa.StructArray.from_arrays(fields, fields=list(arrow), mask=mask)
         present = np.flatnonzero(~nulls)
         owners, items = self._tape.inside(tokens[present], depth)
         if kind.kind == "array":
-            values = self._column(kind.children[0], items, cells.elements(present[owners]), depth + 1)
+            values = self._column(kind.children[0], items, rows[present[owners]], depth + 1)
             return pa.ListArray.from_arrays(offsets_of(present[owners], len(tokens)), values, type=arrow, mask=mask)
         key_type, item_type = kind.children
-        names = self._key_texts(items)
-        keys = self._primitive(key_type).decided(names, self._unit)
+        keys = self._primitive(key_type).decided(self._key_texts(items), self._unit)
         valid = keys.is_valid().to_numpy(zero_copy_only=False)
-        self.undecided[cells.rows[present[owners[~valid]]]] = True
-        names, keys = names.filter(pa.array(valid)), keys.filter(pa.array(valid))
-        owners, items = owners[valid], items[valid]
+        self.undecided[rows[present[owners[~valid]]]] = True
+        keys, owners, items = keys.filter(pa.array(valid)), owners[valid], items[valid]
         again = replaced_entries(owners, keys)
         if len(again) and key_type.kind == "string":  # other keys can be equal although their texts differ
             kept = np.delete(np.arange(len(owners)), again)
-            names, keys, owners, items = names.take(kept), keys.take(kept), owners[kept], items[kept]
+            keys, owners, items = keys.take(kept), owners[kept], items[kept]
         else:
-            self.undecided[cells.rows[present[owners[again]]]] = True
-        values = self._column(item_type, items + np.int32(2), cells.items(present[owners], names), depth + 1)
+            self.undecided[rows[present[owners[again]]]] = True
+        values = self._column(item_type, items + np.int32(2), rows[present[owners]], depth + 1)
         offsets = offsets_of(present[owners], len(tokens))
         return pa.MapArray.from_arrays(offsets, keys, values, type=arrow, mask=mask)
 

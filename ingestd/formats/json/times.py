@@ -23,6 +23,7 @@ from ingestd.formats.json.types import (
     is_text,
     matching,
     shown,
+    unlike,
     where,
 )
 from ingestd.formats.record_decoder import MixedTimestamps, NotColumnar
@@ -49,6 +50,8 @@ _ZONED = "[T ][^Z+-]*[Z+-]"
 _PLAIN_TIME = rf"[ T]{HOUR}:{MINUTE}(?::{SECOND}(?:\.[0-9]{{%s}})?)?{ZONE}?"
 # By unit: what `decided` converts, and the years that the unit can represent in every time zone.
 _PLAIN_TIMESTAMP = {"ns": f"{DATE}(?:{_PLAIN_TIME % '1,9'})?", "us": f"{DATE}(?:{_PLAIN_TIME % '1,6'})?"}
+# The texts that `timestamp_nanos` accepts, and some of the years 0001 and 9999 that a zone puts outside of them.
+_ANY_TIMESTAMP = rf"{DATE}(?:[ T]{HOUR}(?::{MINUTE}(?::{SECOND}(?:\.[0-9]{{1,9}})?)?)?{ZONE}?)?"
 _ZONED_DATE = f"{DATE}{ZONE}"
 _match_zoned_date = re.compile(_ZONED_DATE).fullmatch
 _DATE_LETTERS = len("yyyy-MM-dd")
@@ -94,6 +97,9 @@ class DateType(PrimitiveType):
     def decided(self, texts: pa.StringArray, _unit: str) -> pa.Array:
         return pc.cast(matching(texts, DATE), self.kind.arrow)
 
+    def refused(self, texts: pa.StringArray) -> pa.BooleanArray:
+        return unlike(texts, DATE)
+
     def is_plain(self, value: object) -> bool:
         if type(value) is not str or len(value) != 10 or value[4] != "-" or value[7] != "-" or not value.isascii():
             return False
@@ -127,6 +133,9 @@ class TimestampType(PrimitiveType):
 
     def decided(self, texts: pa.StringArray, unit: str) -> pa.Array:
         return timestamp_column(texts, unit)
+
+    def refused(self, texts: pa.StringArray) -> pa.BooleanArray:
+        return unlike(texts, _ANY_TIMESTAMP)
 
     def is_plain(self, value: object) -> bool:
         if type(value) is not str or len(value) not in (19, 23, 26) or value[4:11:3] not in ("-- ", "--T"):

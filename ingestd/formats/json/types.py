@@ -119,6 +119,14 @@ class PrimitiveType(ABC):
         The result has the type's Arrow type, with timestamps in the given unit, ns or us.
         """
 
+    def refused(self, texts: pa.StringArray) -> pa.BooleanArray:
+        """Return which of the texts of JSON values `value` certainly rejects. Others may be rejected, too."""
+        return pa.repeat(pa.scalar(value=False), len(texts))
+
+    def refused_floats(self, numbers: pa.FloatingPointArray) -> pa.BooleanArray:
+        """Return which numbers `value` certainly rejects, of which these are the nearest double-precision numbers."""
+        return pa.repeat(pa.scalar(value=False), len(numbers))
+
     def misread(self, numbers: pa.StringArray) -> pa.BooleanArray:
         """Return which texts `decided` may convert wrongly if they are JSON numbers and not strings."""
         return pa.repeat(pa.scalar(value=False), len(numbers))
@@ -152,6 +160,18 @@ class IntegerType(PrimitiveType):
         numbers = pc.cast(digits, pa.int64())
         fits = pc.and_(pc.greater_equal(numbers, -self._limit), pc.less_equal(numbers, self._limit - 1))
         return pc.cast(where(fits, numbers), self.kind.arrow)
+
+    def refused(self, texts: pa.StringArray) -> pa.BooleanArray:
+        limit = str(self._limit)
+        digits = pc.utf8_ltrim(matching(texts, rf"-?[1-9][0-9]{{{len(limit) - 1}}}"), characters="-")
+        too_large = pc.greater(digits, limit).fill_null(fill_value=False)
+        unfit = rf"[+-]?(?:[0-9]*\.[0-9]*[1-9][0-9]*|[1-9][0-9]{{{len(limit)},}}(?:\.[0-9]*)?)"
+        return pc.or_(unlike(texts, NUMBER), pc.or_(too_large, like(texts, unfit)))
+
+    def refused_floats(self, numbers: pa.FloatingPointArray) -> pa.BooleanArray:
+        is_whole = pc.equal(numbers, pc.floor(numbers))
+        fits = pc.less_equal(pc.abs(numbers), float(self._limit))
+        return pc.invert(pc.and_(is_whole, fits)).fill_null(fill_value=False)
 
     def is_plain(self, value: object) -> bool:
         return type(value) is int and -self._limit <= value < self._limit
@@ -203,6 +223,20 @@ class DecimalType(PrimitiveType):
         fraction = f"(?:\\.[0-9]{{1,{scale}}})?" if scale else ""
         return pc.cast(matching(texts, digits + fraction), self.kind.arrow)
 
+    def refused(self, texts: pa.StringArray) -> pa.BooleanArray:
+        whole, scale = self.kind.precision - self.kind.scale, self.kind.scale
+        too_large = rf"[+-]?0*[1-9][0-9]{{{whole},}}(?:\.[0-9]*)?"
+        too_fine = rf"[+-]?[0-9]*\.[0-9]{{{scale}}}[0-9]*[1-9][0-9]*"
+        return pc.or_(unlike(texts, NUMBER), like(texts, f"{too_large}|{too_fine}"))
+
+    def refused_floats(self, numbers: pa.FloatingPointArray) -> pa.BooleanArray:
+        scaled = pc.abs(pc.multiply(numbers, 10.0**self.kind.scale))
+        # The errors of these bounds are a hundred times smaller than their distances.
+        too_large = pc.greater(scaled, 10.0**self.kind.precision * (1 + 1e-9))
+        too_fine = pc.greater(pc.abs(pc.subtract(scaled, pc.round(scaled))), 1e-2)
+        too_fine = pc.and_(too_fine, pc.less(scaled, 1e12))
+        return pc.or_(too_large, too_fine).fill_null(fill_value=False)
+
     def _not_exact(self, value: object) -> InvalidValue:
         return InvalidValue(f"{shown(value)} does not fit {self.kind} exactly")
 
@@ -228,6 +262,9 @@ class DoubleType(PrimitiveType):
     def decided(self, texts: pa.StringArray, _unit: str) -> pa.Array:
         numbers = pc.cast(matching(texts, PLAIN_NUMBER), self.kind.arrow)
         return where(pc.is_finite(numbers), numbers)
+
+    def refused(self, texts: pa.StringArray) -> pa.BooleanArray:
+        return unlike(texts, "|".join((NUMBER, *_NOT_FINITE)))
 
     def is_plain(self, value: object) -> bool:
         if type(value) is not float and type(value) is not int:
@@ -281,6 +318,9 @@ class BooleanType(PrimitiveType):
         true = pc.equal(lower, "true")
         return where(pc.or_(true, pc.equal(lower, "false")), true)
 
+    def refused(self, texts: pa.StringArray) -> pa.BooleanArray:
+        return unlike(texts, "(?i:true|false)")
+
     def is_plain(self, value: object) -> bool:
         return type(value) is bool
 
@@ -328,6 +368,11 @@ class SizedStringType(StringType):
             texts = pc.utf8_rtrim(texts, characters=" ")
         return where(pc.less_equal(pc.utf8_length(texts), self.kind.length), texts)
 
+    def refused(self, texts: pa.StringArray) -> pa.BooleanArray:
+        if self.kind.kind == "char":
+            texts = pc.utf8_rtrim(texts, characters=" ")
+        return pc.greater(pc.utf8_length(texts), self.kind.length).fill_null(fill_value=False)
+
     def is_plain(self, value: object) -> bool:
         return type(value) is str and len(value) <= self.kind.length and value.isascii()
 
@@ -372,6 +417,16 @@ def shown(value: object) -> str:
 def matching(texts: pa.StringArray, pattern: str) -> pa.StringArray:
     """Return the texts with null in place of those that do not match the whole pattern."""
     return where(pc.match_substring_regex(texts, f"^(?:{pattern})$"), texts)
+
+
+def like(texts: pa.StringArray, pattern: str) -> pa.BooleanArray:
+    """Return which texts match the whole pattern."""
+    return pc.match_substring_regex(texts, f"^(?:{pattern})$").fill_null(fill_value=False)
+
+
+def unlike(texts: pa.StringArray, pattern: str) -> pa.BooleanArray:
+    """Return which texts do not match the whole pattern; null does."""
+    return pc.invert(pc.match_substring_regex(texts, f"^(?:{pattern})$")).fill_null(fill_value=False)
 
 
 def where(condition: pa.BooleanArray, array: pa.Array) -> pa.Array:

@@ -17,7 +17,7 @@ from ingestd.acid.layout import ALL_STATEMENTS
 from ingestd.acid.routing import Part, Shape, Writers, route
 from ingestd.acid.writer_pool import StagingFile, StagingFiles, WriterPool
 from ingestd.errors import IngestdError, RecordError, TooManyPartitions, TransactionError
-from ingestd.formats.decoder import DecodeResult
+from ingestd.formats.decoder import DecodeResult, rejected_rows
 from ingestd.formats.options import FormatOptions
 from ingestd.formats.registry import Registry
 from ingestd.ingest.letters.rejects import Rejects, check_limit, stopping
@@ -409,7 +409,9 @@ def _stop_at_rejects(task: StageTask, batch: Batch, decoded: DecodeResult) -> No
     stops = decoded.rejects
     if task.rules.on_error != "stop":
         # Tombstones have an option of their own.
-        stops = [stop for stop in stops if task.rules.format.tombstones == "stop" and batch.values[stop.row] is None]
+        may_stop = task.rules.format.tombstones == "stop"
+        rows = rejected_rows(decoded.rejects).tolist() if may_stop else []
+        stops = [stops[place] for place, row in enumerate(rows) if batch.values[row] is None]
     if stops:
         raise stopping(Rejects.of(batch, stops))
 
