@@ -205,7 +205,7 @@ class ArrowReader:
         """
         if table.num_rows != len(undecided):
             raise NotColumnar
-        arrays = [column.combine_chunks() for column in table.columns]
+        arrays = [column.chunk(0) if column.num_chunks == 1 else column.combine_chunks() for column in table.columns]
         if self._other_fields != _REJECT:
             undecided[lines_at(text, constants(text))] = True
             undecided[self._with_other_spellings(text, arrays)] = True

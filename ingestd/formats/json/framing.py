@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ingestd.formats.decoder import NEWLINE, is_utf8, join_lines
+from ingestd.formats.decoder import NEWLINE, Lines, is_utf8, join_lines
 from ingestd.formats.json.record import MAX_DEPTH
 
 Mask = npt.NDArray[np.bool_]
@@ -20,6 +20,7 @@ Mask = npt.NDArray[np.bool_]
 _BLANKS = b" \t\r\n"
 _EMPTY = b"{}"
 _OPEN, _CLOSE = 0x7B, 0x7D
+_PART_BYTES = 1 << 17
 _CONSTANT = re.compile(rb"[:,\[][ \t\r]*-?(?:NaN|Inf)")
 _TINY_HINTS = (  # each begins with a literal, which makes the search fast
     re.compile(rb'e-(?<=[0-9.]e-)[0-9]{2,}"?[ \t\r]*[,}]'),
@@ -43,7 +44,7 @@ def frame(values: Sequence[bytes]) -> tuple[bytes, Mask, Mask]:
     """
     text = join_lines(values)
     replaced, refused = np.zeros((2, len(values)), np.bool_)
-    if b"\n" in text and np.count_nonzero(np.frombuffer(text, np.uint8) == NEWLINE) >= len(values):
+    if _count(text, NEWLINE) >= len(values):
         values = [value.strip(_BLANKS).replace(b"\n", b"\t") for value in values]
         text = join_lines(values)
     faulty = _faulty_lines(text, values)
@@ -120,20 +121,36 @@ def _faulty_lines(text: bytes, values: Sequence[bytes]) -> npt.NDArray[np.intp]:
     a raw newline, so `}` newline `{` is always between two root objects.
     """
     letters = np.frombuffer(text, np.uint8)
-    breaks = np.flatnonzero(letters == NEWLINE)
-    starts, ends = np.append(0, breaks + 1), np.append(breaks, len(text))
+    starts, ends = _bounds(text, values)
     last = max(len(text) - 1, 0)
     faulty: Mask = ends - starts < len(_EMPTY)
     if len(text):
         faulty |= (letters[np.minimum(starts, last)] != _OPEN) | (letters[ends - 1] != _CLOSE)
     if not is_utf8(text):
         faulty |= [not is_utf8(value) for value in values]
-    if np.count_nonzero(letters == _OPEN) > len(values) or b"[" in text:
+    if _count(text, _OPEN) > len(values) or b"[" in text:
         if _has_second_root(text):
             faulty |= list(map(_has_second_root, values))
         if (ends - starts).max() > 2 * MAX_DEPTH:  # each level takes two bytes
             faulty |= list(map(_may_nest, values))
     return np.flatnonzero(faulty)
+
+
+def _count(text: bytes, letter: int) -> int:
+    """Return how often a byte occurs, part by part: memory for all comparisons at once would cost more than they do."""
+    letters = np.frombuffer(text, np.uint8)
+    parts = (letters[start : start + _PART_BYTES] for start in range(0, len(text), _PART_BYTES))
+    return sum(int(np.count_nonzero(part == letter)) for part in parts)
+
+
+def _bounds(text: bytes, values: Sequence[bytes]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Return where each of the joined values, which contain no newline, begins and ends in their text."""
+    if isinstance(values, Lines):  # their sizes would split the text
+        breaks = np.flatnonzero(np.frombuffer(text, np.uint8) == NEWLINE)
+        return np.append(0, breaks + 1), np.append(breaks, len(text))
+    sizes = np.fromiter(map(len, values), np.intp, len(values))
+    ends = np.cumsum(sizes + 1) - 1
+    return ends - sizes, ends
 
 
 def _has_second_root(text: bytes) -> bool:

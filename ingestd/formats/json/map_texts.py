@@ -87,8 +87,8 @@ class MapReader:
         kept = ~excluded[lines]
         if not kept.all():
             starts, ends, lines, maps = starts[kept], ends[kept], lines[kept], maps.filter(pa.array(kept))
-        rest = parts(text, np.append(0, ends), np.append(starts + 1, len(text))).buffers()[2].to_pybytes()
-        rest = rest[: len(text) - int((ends - starts - 1).sum())]
+        size = len(text) - int((ends - starts - 1).sum())
+        rest = parts(text, np.append(0, ends), np.append(starts + 1, len(text))).buffers()[2][:size].to_pybytes()
         return Cut(without_lines(rest, np.flatnonzero(excluded)), spread(maps, lines, len(excluded)), excluded)
 
     def _read(self, texts: pa.StringArray) -> tuple[pa.MapArray, Mask]:
