@@ -150,6 +150,7 @@ def test_partitions_when_their_table_goes_after_the_dump_then_the_next_cycles_ma
 
     following.dump(observe=change)
     following.load()
+    following.cycle()  # the copy of the table that was renamed is lost
     following.cycle()
     _assert_columns(following, "u", *[["id bigint", "c1 int"]] * 3)
     _assert_columns(following, "again", *[["id bigint"]] * 3)
@@ -204,7 +205,7 @@ def test_rows_when_columns_of_partitions_change_by_statements_then_target_has_th
     assert_equal(following, *queries)
     for statements in (
         ["ALTER TABLE {db}.e ADD COLUMNS (name STRING) CASCADE", "ALTER TABLE {db}.o ADD COLUMNS (n STRING) CASCADE"],
-        ["ALTER TABLE {db}.e ADD COLUMNS (more INT)", "ALTER TABLE {db}.e PARTITION (day='a') ADD COLUMNS (more INT)"],
+        ["ALTER TABLE {db}.e ADD COLUMNS (size INT)", "ALTER TABLE {db}.e PARTITION (day='a') ADD COLUMNS (size INT)"],
         ["ALTER TABLE {db}.e PARTITION (day='b') SET SERDEPROPERTIES ('field.delim'=';')"],
         [
             "ALTER TABLE {db}.e CHANGE COLUMN id number BIGINT",
