@@ -23,8 +23,9 @@ NONE = -1
 def test_letter_when_its_record_has_the_timestamp_0_or_none_then_headers_and_replay_have_it(stack: Stack) -> None:
     """The values are no JSON objects, so they are rejects until the format of the mapping is CSV."""
     stack.topic(1)
-    for offset, milliseconds in enumerate((0, NONE, AN_HOUR_AGO)):
+    for offset in range(3):  # a batch each
         produce_all(stack, stack.name, [Record(None, b"%d" % offset, (), AN_HOUR_AGO)])
+    for offset, milliseconds in enumerate((0, NONE)):  # not before: the broker begins a new segment behind old records
         set_timestamp(stack, stack.name, 0, offset, milliseconds)
     appended = stack.topic(1, f"{stack.name}_appended", **{"message.timestamp.type": "LogAppendTime"})
     produce_all(stack, appended, [Record(None, b"3")])
