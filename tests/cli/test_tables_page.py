@@ -50,12 +50,12 @@ def test_distribution_when_it_is_one_of_the_example_then_the_transaction_has_the
     for table in tables.values():
         stack.sql(create.replace(mapping["table"], table))
     mappings = [
-        {**mapping, "name": table[-40:], "topics": [stack.name], "table": table, "distribution": kind}
+        {**mapping, "name": table.partition(".")[2][-40:], "topics": [stack.name], "table": table, "distribution": kind}
         for kind, table in tables.items()
     ]
     daemon = stack.drain(stack.config(*mappings))
     for kind, table in tables.items():
-        [commit] = [event for event in daemon.events("committed") if event["mapping"] == table[-40:] and event["rows"]]
+        [commit] = [event for event in daemon.events("committed") if event["mapping"].endswith(kind) and event["rows"]]
         shops = stack.sql(query.replace(mapping["table"], table))
         assert (commit["files"], commit["rows"]) == (expected[kind][0], 60_000)
         assert sorted(shops) == [(shop, expected[kind][1]) for shop in range(1, 101)]

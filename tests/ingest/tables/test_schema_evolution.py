@@ -11,14 +11,11 @@ from typing import Any
 import pytest
 
 from ingestd.config.document import load
-from ingestd.errors import IngestdError
-from ingestd.hive.creation import NewTable, create_table
-from ingestd.hive.tables import TableName, load_acid_table, read_table
+from ingestd.hive.tables import TableName, read_table
 from ingestd.hive.transactions import open_transactions
 from ingestd.ingest.control import Request
 from ingestd.ingest.offline.change import change_stored
 from ingestd.publish.warehouse import Warehouse
-from ingestd.schema import MAX_TYPE_CHARACTERS, Column, HiveType
 from ingestd.storage.storages import Storages
 from tests.support.avro import encode, logical, schema_of, single_object
 from tests.support.compaction import compact
@@ -392,19 +389,3 @@ def test_json_when_objects_are_deep_or_large_then_text_that_hive_reads_and_growi
     assert failed["reason"] == "InvalidTable"
     assert "the metastore stores 32,672" in failed["error"]
     assert stack.ids() == [1, 2]
-
-
-def test_type_when_its_text_has_the_greatest_length_then_the_metastore_stores_it_and_no_longer_one(
-    stack: Stack,
-) -> None:
-    lease = TableName("default", f"create_{stack.name}")
-    for more in (0, 1):
-        name = TableName("default", f"{stack.name}_{more}")
-        field = "b" * (MAX_TYPE_CHARACTERS - len("struct<:int>") + more)
-        column = Column("x", HiveType("struct", children=(HiveType("int"),), names=(field,)))
-        if more:
-            with pytest.raises(IngestdError, match="maximum length of 32672"):
-                create_table(stack.metastore, NewTable(name, (column,)), lease)
-            continue
-        assert create_table(stack.metastore, NewTable(name, (column,)), lease)
-        assert load_acid_table(stack.metastore, name).columns == (column,)
