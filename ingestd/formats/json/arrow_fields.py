@@ -117,6 +117,14 @@ class ArrowField:
         """Request the numbers of an integer or a decimal as floating-point numbers, because pyarrow refuses some."""
         self._other = _OTHERS["number"]
 
+    def drop_floats(self) -> bool:
+        """Undo all calls of `request_floats`, also those of the fields inside; return whether there were any."""
+        dropped = [field.drop_floats() for field in self.fields]
+        if self._other != _OTHERS["number"] or self._json_kind != "number":
+            return any(dropped)
+        self._other = None
+        return True
+
     def numbers(self) -> Iterator[ArrowField]:
         """Yield the fields, at any depth, that are requested as integers or decimals."""
         if pa.types.is_integer(self.arrow) or pa.types.is_decimal(self.arrow):
@@ -171,8 +179,6 @@ class ArrowField:
         if pa.types.is_floating(array.type) and not pa.types.is_floating(self.kind.arrow):
             # Each may be the nearest to several numbers that fit.
             refused = _mask(leaf.refused_floats(array))
-            if 2 * np.count_nonzero(refused) < len(array) - array.null_count:
-                self._other = None
             return Converted(pa.nulls(len(array), self.kind.arrow), _mask(array.is_valid()) & ~refused, refused)
         converted = self._primitive(leaf, array, unit)
         if converted.null_count == array.null_count:

@@ -67,7 +67,7 @@ class ArrowReader:
         self._scales = [kind.scale for kind in self._record.leaves() if kind.kind == "decimal"]
         self._timestamps = [index for index, column in enumerate(columns) if column.type.kind == "timestamp"]
         self._other_fields = _REJECT
-        self._odd_batches = self._pause = 0
+        self._odd_batches = self._pause = self._pause_of_floats = 0
         self._compile_names()
 
     def read(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, Mask, Mask]:
@@ -80,6 +80,7 @@ class ArrowReader:
             raise NotColumnar
         self._other_fields = _IGNORE if self._pause else _REJECT
         self._pause = max(0, self._pause - 1)
+        self._pause_of_floats = max(0, self._pause_of_floats - 1)
         text, undecided, rejected = frame(values)
         if rejected.all():
             nulls = [pa.nulls(len(values), arrow_of(column.type, "ns")) for column in self._columns]
@@ -108,12 +109,13 @@ class ArrowReader:
 
     def _batch(self, text: bytes, undecided: Mask, limit: int, values: Sequence[bytes]) -> tuple[pa.RecordBatch, Mask]:
         """Read and convert the lines, and add the other lines to `undecided`; see `_convert`."""
-        before = undecided.copy()
-        read, requested = self._read(text, undecided, limit, values), self._schema()
-        batch, refused = self._convert(*read, undecided)
-        if self._schema() != requested:  # the values are not those for which it was requested
-            undecided[:] = before
-            batch, refused = self._convert(*self._read(text, undecided, limit, values), undecided)
+        before, requested = undecided.copy(), self._schema()
+        batch, refused = self._convert(*self._read(text, undecided, limit, values), undecided)
+        if np.count_nonzero(undecided & ~refused) > limit and self._record.drop_floats():  # most numbers fit
+            self._pause_of_floats = _MAX_PAUSE
+            if self._schema() != requested:
+                undecided[:] = before
+                batch, refused = self._convert(*self._read(text, undecided, limit, values), undecided)
         return batch, refused
 
     def _read(
@@ -259,7 +261,7 @@ class ArrowReader:
     def _learn_numbers(self, error: str, text: bytes, limit: int) -> bool:
         """Request numbers in another way if pyarrow cannot convert more than `limit` of them."""
         is_known = False
-        for field in self._record.numbers():
+        for field in () if self._pause_of_floats else self._record.numbers():
             quoted = unfit_numbers(error, text, pa.field(field.spelling, field.arrow), limit)
             if quoted is not None:
                 is_known = True
