@@ -151,6 +151,9 @@ class LazyRejects(Sequence[Reject]):
 
     __hash__ = None  # type: ignore[assignment]  # like that of a list
 
+    def __repr__(self) -> str:
+        return repr(list(self))
+
 
 def rejected_rows(rejects: Sequence[Reject]) -> NDArray[np.int64]:
     """Return the indexes of the records of rejects."""
