@@ -219,10 +219,11 @@ class DecodeResult:
 
     def _rejects_with(self, added: Mapping[int, Reject]) -> Sequence[Reject]:
         """Return the rejects and those that are added, by their records."""
-        before = rejected_rows(self.rejects)
+        rejects = self.rejects  # and not the batches, which would be kept as long as the rejects
+        before = rejected_rows(rejects)
 
         def create(row: int) -> Reject:
-            return added[row] if row in added else self.rejects[int(np.searchsorted(before, row))]
+            return added[row] if row in added else rejects[int(np.searchsorted(before, row))]
 
         return LazyRejects(np.union1d(before, np.fromiter(added, np.int64, len(added))), create)
 

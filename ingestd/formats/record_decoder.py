@@ -147,13 +147,14 @@ class RecordDecoder(ABC):
         decoded = self.decode(records)
         is_tombstone = np.fromiter((value is None for value in values), np.bool_, len(values))
         present, absent = np.flatnonzero(~is_tombstone), np.flatnonzero(is_tombstone)
-        before = rejected_rows(decoded.rejects)
+        refused = decoded.rejects  # and not the batches, which would be kept as long as the rejects
+        before = rejected_rows(refused)
 
         def create(row: int) -> Reject:
             if values[row] is None:
                 return Reject.of(row, None, "", "record has no value (tombstone)")
             place = np.searchsorted(before, np.searchsorted(present, row))
-            return replace(decoded.rejects[int(place)], row=row)
+            return replace(refused[int(place)], row=row)
 
         rejects = LazyRejects(present[before], create)
         rows = present[decoded.records_of_rows(records)]

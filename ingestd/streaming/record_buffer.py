@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ingestd.formats.decoder import Decoder, DecodeResult, Reject, total_bytes
+from ingestd.formats.decoder import Decoder, DecodeResult, Reject, rejected_rows, total_bytes
 from ingestd.schema import Column
 from ingestd.streaming.errors import SerializationError, StreamingException
 from ingestd.streaming.record_stream import split
@@ -155,7 +155,7 @@ def _check_records(decoded: DecodeResult, records: NDArray[np.int64], count: int
     if len(records) != decoded.rows:
         what = f"the decoder returned {decoded.rows} rows, but the records of {len(records)}"
         raise StreamingException(what, where="decode", hint="DecodeResult.records has one element for each row")
-    of_rows, rejects = set(records.tolist()), {reject.row for reject in decoded.rejects}
+    of_rows, rejects = set(records.tolist()), set(rejected_rows(decoded.rejects).tolist())
     covered = len(of_rows | rejects) + decoded.skipped
     if of_rows & rejects or covered != count or not of_rows | rejects <= set(range(count)):
         raise StreamingException(

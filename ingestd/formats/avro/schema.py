@@ -50,7 +50,7 @@ _SCALED_DECIMAL = "io.debezium.data.VariableScaleDecimal"
 _DEFAULT, _UNEXAMINED = "ingestd.default", "ingestd.logicalType"
 NO_DEFAULT = object()
 _UUID_BYTES = 16
-_UNUSABLE = frozenset(" \"'`\\")  # characters of names that can be printed
+_UNUSABLE = frozenset(" \"'`\\")  # printable characters that names must not have
 _SHOWN, _LONGEST = 60, 300  # characters of a value, and of a reason, in messages
 _MAX_SIZE = 2**31 - 1  # of a fixed, as in Avro's Java library
 

@@ -118,8 +118,10 @@ class TapeReader:
         tape = Tape(values)
         columns = _Columns(tape, unit, self._layout)
         # What follows a record may be ignored, and `take_out` expects well-formed records.
-        malformed = columns.undecided if self._has_schemas or self._layout.lenient else columns.rejected
-        malformed |= tape.malformed
+        if self._has_schemas or self._layout.lenient:
+            columns.undecided |= tape.malformed
+        else:
+            columns.rejected |= tape.malformed
         if logical:
             columns.read_logical(logical, of_record)
         elif self._has_schemas:
@@ -127,8 +129,10 @@ class TapeReader:
         by_column = self._find(columns)
         is_certain = self._layout.is_flat and not self._layout.lenient and len(self._matching) == len(self._columns)
         unmatched = columns.unmatched([by_column[index][0] for index in self._matching])
-        refused = columns.rejected if is_certain else columns.undecided
-        refused |= unmatched
+        if is_certain:
+            columns.rejected |= unmatched
+        else:
+            columns.undecided |= unmatched
         arrays = [columns.column(column, *by_column[index]) for index, column in enumerate(self._columns)]
         columns.batch = batch_of(self._columns, arrays)
         return columns

@@ -416,17 +416,22 @@ def shown(value: object) -> str:
 
 def matching(texts: pa.StringArray, pattern: str) -> pa.StringArray:
     """Return the texts with null in place of those that do not match the whole pattern."""
-    return where(pc.match_substring_regex(texts, f"^(?:{pattern})$"), texts)
+    return where(_matches(texts, pattern), texts)
 
 
 def like(texts: pa.StringArray, pattern: str) -> pa.BooleanArray:
     """Return which texts match the whole pattern."""
-    return pc.match_substring_regex(texts, f"^(?:{pattern})$").fill_null(fill_value=False)
+    return _matches(texts, pattern).fill_null(fill_value=False)
 
 
 def unlike(texts: pa.StringArray, pattern: str) -> pa.BooleanArray:
     """Return which texts do not match the whole pattern; null does."""
-    return pc.invert(pc.match_substring_regex(texts, f"^(?:{pattern})$")).fill_null(fill_value=False)
+    return pc.invert(_matches(texts, pattern)).fill_null(fill_value=False)
+
+
+def _matches(texts: pa.StringArray, pattern: str) -> pa.BooleanArray:
+    """Return which texts match the whole pattern; null for null."""
+    return pc.match_substring_regex(texts, f"^(?:{pattern})$")
 
 
 def where(condition: pa.BooleanArray, array: pa.Array) -> pa.Array:
