@@ -22,7 +22,7 @@ from ingestd.hive.tables import TableName
 from ingestd.hive.write_ids import read_snapshot
 from ingestd.replication.cluster import Cluster
 from ingestd.replication.cycle import Step, dump, load
-from ingestd.replication.statements.statements import ReplDump, ReplLoad, parse
+from ingestd.replication.statements.grammar import ReplDump, ReplLoad, parse
 from ingestd.storage.storages import Storages
 from ingestd.streaming import ArrowWriter, HiveStreamingConnection
 

@@ -105,7 +105,7 @@ TABLE = {
     "spark.errors.StartCancelled": (True, 70),
     "daemon.runner.UnexpectedError": (False, 70),
     "daemon.supervisor.StillRunning": (False, 69),
-    "replication.directory.directory.NonRecoverable": (False, 65),
+    "replication.directory.protocol.NonRecoverable": (False, 65),
 }
 
 

@@ -15,10 +15,10 @@ from ingestd.daemon.http.policies import policy_entry, run_entry
 from ingestd.errors import IngestdError
 from ingestd.replication.cycle import forget
 from ingestd.replication.cycle import resume as resume_cycle
-from ingestd.replication.directory.directory import Side
-from ingestd.replication.policies.policies import ANY_USER
+from ingestd.replication.directory.protocol import Side
 from ingestd.replication.policies.policy_status import PolicyStatus, read_runs, read_statuses
-from ingestd.replication.statements.statements import (
+from ingestd.replication.policies.store import ANY_USER
+from ingestd.replication.statements.grammar import (
     AlterPolicy,
     CreatePolicy,
     DropPolicy,

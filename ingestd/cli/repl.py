@@ -22,14 +22,14 @@ from ingestd.errors import ConfigError
 from ingestd.hive.objects import find_database
 from ingestd.replication import cycle
 from ingestd.replication.cycle import Progress, Result, Step
-from ingestd.replication.directory.directory import DumpDirectory
+from ingestd.replication.directory.protocol import DumpDirectory
 from ingestd.replication.marks import INCOMPATIBLE, PENDING, last_event
 from ingestd.replication.policies.runs import Status
+from ingestd.replication.statements.grammar import ReplDump, ReplLoad, ReplStatus, parse
 from ingestd.replication.statements.scope import Scope
-from ingestd.replication.statements.statements import ReplDump, ReplLoad, ReplStatus, parse
 from ingestd.replication.verify.checksum_jobs import ColumnChecks
 from ingestd.replication.verify.content import Verdict
-from ingestd.replication.verify.verify import TableReport, verify
+from ingestd.replication.verify.tables import TableReport, verify
 from ingestd.spark.engine import Engine
 from ingestd.spark.session import Session
 

@@ -18,11 +18,11 @@ from ingestd.errors import ConfigError
 from ingestd.hive.schedules import Schedules
 from ingestd.replication.cluster import Cluster
 from ingestd.replication.policies.options import ReplicationOptions
-from ingestd.replication.policies.policies import Policies
 from ingestd.replication.policies.policy_status import PolicyStatus, read_status
 from ingestd.replication.policies.runs import Run, Status
+from ingestd.replication.policies.store import Policies
 from ingestd.replication.policies.worker import executor
-from ingestd.replication.statements.statements import ReplDump, ReplLoad
+from ingestd.replication.statements.grammar import ReplDump, ReplLoad
 from ingestd.spark.options import SparkOptions
 from ingestd.storage.storages import Storages
 

@@ -22,7 +22,7 @@ from ingestd.hive.options import MetastoreOptions
 from ingestd.hive.schedules import Schedules
 from ingestd.publish.warehouse import Warehouse
 from ingestd.replication.cluster import Cluster
-from ingestd.replication.policies.policies import Policies
+from ingestd.replication.policies.store import Policies
 from ingestd.storage.storages import Storages
 
 # The properties that determine the connections to Kafka (Examined.cluster).

@@ -15,9 +15,9 @@ from ingestd.hive.durations import hive_seconds
 from ingestd.hive.events import EventLog
 from ingestd.hive.schedules import Schedules
 from ingestd.replication.cluster import Cluster
-from ingestd.replication.policies.policies import Policies
 from ingestd.replication.policies.policy_status import PolicyStatus, State, read_statuses
-from ingestd.replication.statements.statements import ReplDump, ReplLoad
+from ingestd.replication.policies.store import Policies
+from ingestd.replication.statements.grammar import ReplDump, ReplLoad
 
 _LISTENER = "DbNotificationListener"
 _LISTENERS_KEY = "metastore.transactional.event.listeners"

@@ -19,8 +19,8 @@ from ingestd.hive.replay import Replay
 from ingestd.replication.cluster import Cluster
 from ingestd.replication.copying.copy import Copier, CopyOptions
 from ingestd.replication.copying.report import LoadReport
-from ingestd.replication.directory.directory import Dump, DumpDirectory, Side, Skipped
 from ingestd.replication.directory.dump_files import DumpMetadata, Owner, Phase
+from ingestd.replication.directory.protocol import Dump, DumpDirectory, Side, Skipped
 from ingestd.replication.dump.bootstrap import BootstrapDumpOptions, DumpStep, dump_bootstrap
 from ingestd.replication.dump.incremental import IncrementalDumpOptions, dump_incremental
 from ingestd.replication.dump.source_marks import mark_source, require_source, unmark_source
@@ -28,7 +28,7 @@ from ingestd.replication.external import overlap
 from ingestd.replication.load.bootstrap import BootstrapLoadOptions, load_bootstrap
 from ingestd.replication.load.incremental import IncrementalLoadOptions, ReplayStep, load_incremental
 from ingestd.replication.load.table_load import LoadStep
-from ingestd.replication.statements.statements import ReplDump, ReplLoad
+from ingestd.replication.statements.grammar import ReplDump, ReplLoad
 from ingestd.spark.engine import Engine
 from ingestd.storage.contract import split
 

@@ -13,7 +13,7 @@ from ingestd.clock import now
 from ingestd.daemon import log
 from ingestd.hive.tables import TableName
 from ingestd.replication.cycle import Step
-from ingestd.replication.statements.statements import CreatePolicy
+from ingestd.replication.statements.grammar import CreatePolicy
 from tests.support.command import Result, Run
 from tests.support.replica import Side
 from tests.support.replica_policies import NEVER, Pair

@@ -10,9 +10,9 @@ from ingestd.config.document import Document, validate
 from ingestd.config.files import Settings
 from ingestd.errors import ConfigError
 from ingestd.replication.policies.options import PolicyOptions, ReplicationOptions
+from ingestd.replication.statements.grammar import ReplDump
 from ingestd.replication.statements.schedule import Every, Unit
 from ingestd.replication.statements.scope import Scope
-from ingestd.replication.statements.statements import ReplDump
 
 METASTORE = {"uri": "thrift://localhost:9083"}
 ROOT = "hdfs://ns/repl"

@@ -12,7 +12,7 @@ import pytest
 
 from ingestd.replication.policies.policy_status import State, read_runs
 from ingestd.replication.policies.runs import Run, Status
-from ingestd.replication.statements.statements import ReplDump, ReplLoad
+from ingestd.replication.statements.grammar import ReplDump, ReplLoad
 from tests.support.daemon import DaemonProcess
 from tests.support.http import Client
 from tests.support.replica_daemons import Daemons, policy_entry

@@ -10,8 +10,8 @@ import yaml
 from ingestd.hive.client import Metastore
 from ingestd.hive.schedules import Schedules
 from ingestd.replication.cycle import Step
-from ingestd.replication.policies.policies import Policies
-from ingestd.replication.statements.statements import CreatePolicy, ReplLoad
+from ingestd.replication.policies.store import Policies
+from ingestd.replication.statements.grammar import CreatePolicy, ReplLoad
 from ingestd.sandbox import Addresses
 from tests.doctor.conftest import Examine
 from tests.support.metastore import Home, metastore

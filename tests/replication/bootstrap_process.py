@@ -12,7 +12,7 @@ from ingestd.hive.events import EventLog
 from ingestd.hive.snapshot import WriterRule
 from ingestd.replication.cluster import Cluster
 from ingestd.replication.copying.copy import Copier
-from ingestd.replication.directory.directory import Dump, DumpDirectory
+from ingestd.replication.directory.protocol import Dump, DumpDirectory
 from ingestd.replication.dump.bootstrap import BootstrapDumpOptions, dump_bootstrap
 from ingestd.replication.load.bootstrap import BootstrapLoadOptions, load_bootstrap
 from ingestd.replication.statements.scope import Scope

@@ -12,7 +12,7 @@ from ingestd.hive.events import EventLog
 from ingestd.hive.snapshot import WriterRule
 from ingestd.replication.cluster import Cluster
 from ingestd.replication.copying.copy import Copier
-from ingestd.replication.directory.directory import Dump, DumpDirectory
+from ingestd.replication.directory.protocol import Dump, DumpDirectory
 from ingestd.replication.dump.incremental import IncrementalDumpOptions, dump_incremental
 from ingestd.replication.load.incremental import IncrementalLoadOptions, load_incremental
 from ingestd.storage.storages import Storages

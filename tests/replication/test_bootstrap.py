@@ -29,7 +29,7 @@ from ingestd.hive.snapshot import WriterRule, WritersActive
 from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import abort, begin_writing, open_transactions
 from ingestd.replication.cluster import Cluster
-from ingestd.replication.directory.directory import Skipped
+from ingestd.replication.directory.protocol import Skipped
 from ingestd.replication.dump.bootstrap import BootstrapDumpOptions, DumpStep, dump_bootstrap
 from ingestd.replication.load.bootstrap import TargetOccupied
 from ingestd.replication.load.table_load import LoadStep

@@ -22,8 +22,8 @@ from ingestd.hive.transactions import Wait, WriteLock, begin_writing, commit, lo
 from ingestd.replication import cycle
 from ingestd.replication.cluster import Cluster
 from ingestd.replication.cycle import Result, Step
+from ingestd.replication.statements.grammar import ReplDump, ReplLoad
 from ingestd.replication.statements.scope import Scope
-from ingestd.replication.statements.statements import ReplDump, ReplLoad
 from ingestd.sandbox import HDFS, METASTORE, NAMENODE, TARGET_METASTORE, Sandbox, SandboxOptions, jars
 from ingestd.sandbox.options import DATANODE
 from ingestd.storage.contract import child

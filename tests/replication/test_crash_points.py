@@ -38,7 +38,7 @@ from ingestd.hive.objects import change_database
 from ingestd.hive.replay import Replay, TargetChanged
 from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import abort, begin_writing, commit, open_transactions
-from ingestd.replication.directory.directory import Skipped
+from ingestd.replication.directory.protocol import Skipped
 from ingestd.replication.dump.bootstrap import DumpStep
 from ingestd.replication.load.incremental import ReplayStep
 from ingestd.replication.load.table_load import LoadStep

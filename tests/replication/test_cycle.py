@@ -15,10 +15,10 @@ from ingestd.hive.replay import Replay
 from ingestd.hive.tables import TableName
 from ingestd.replication import cycle
 from ingestd.replication.cycle import Progress, Step
-from ingestd.replication.directory.directory import DumpDirectory, NonRecoverable, Side
 from ingestd.replication.directory.dump_files import Owner
+from ingestd.replication.directory.protocol import DumpDirectory, NonRecoverable, Side
 from ingestd.replication.external import ExternalDirectory, decoded
-from ingestd.replication.statements.statements import ReplLoad
+from ingestd.replication.statements.grammar import ReplLoad
 from ingestd.storage.local import local_path
 from ingestd.storage.storages import Storages
 from tests.support.replica import Replica

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ingestd.errors import ConfigError, OwnershipLost, ReplicationError
-from ingestd.replication.directory.directory import Dump, DumpDirectory, NonRecoverable, Side, Skipped
 from ingestd.replication.directory.dump_files import DumpMetadata, DumpState, Owner, Phase
+from ingestd.replication.directory.protocol import Dump, DumpDirectory, NonRecoverable, Side, Skipped
 from ingestd.replication.statements.scope import Scope
 from ingestd.storage.contract import NotFound, Storage, child
 from ingestd.storage.local import LocalStorage

@@ -18,9 +18,9 @@ from ingestd.hive.tables import TableName
 from ingestd.replication import cycle
 from ingestd.replication.cluster import Cluster
 from ingestd.replication.cycle import Progress, Result, Step
-from ingestd.replication.directory.directory import NonRecoverable
+from ingestd.replication.directory.protocol import NonRecoverable
+from ingestd.replication.statements.grammar import ReplDump, ReplLoad
 from ingestd.replication.statements.scope import Scope
-from ingestd.replication.statements.statements import ReplDump, ReplLoad
 from ingestd.sandbox import Sandbox, SandboxOptions
 from ingestd.sandbox.release import with_events
 from ingestd.storage.storages import Storages

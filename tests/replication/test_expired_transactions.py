@@ -13,7 +13,7 @@ import pytest
 from ingestd.errors import BootstrapRequired
 from ingestd.hive.objects import find_database
 from ingestd.replication import cycle
-from ingestd.replication.directory.directory import NonRecoverable
+from ingestd.replication.directory.protocol import NonRecoverable
 from ingestd.replication.load.incremental import ReplayStep
 from ingestd.replication.marks import INCOMPATIBLE
 from ingestd.replication.policies.policy_status import State

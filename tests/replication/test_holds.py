@@ -8,7 +8,7 @@ from ingestd.hive.snapshot import ReadTransaction
 from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import abort, open_transactions
 from ingestd.replication.cycle import Step
-from ingestd.replication.directory.directory import Dump, DumpDirectory
+from ingestd.replication.directory.protocol import Dump, DumpDirectory
 from ingestd.replication.policies.holds import Holds
 from tests.support.replica_compaction import abort_open_transactions, compact_first_write, is_cleaned
 from tests.support.replica_policies import Pair

@@ -40,7 +40,7 @@ from ingestd.hive.replay import Replay
 from ingestd.hive.tables import WHOLE_TABLE, TableName
 from ingestd.hive.transactions import abort, allocate, begin, begin_writing, commit
 from ingestd.replication.copying.copy import Copier, CopyOptions
-from ingestd.replication.directory.directory import Dump
+from ingestd.replication.directory.protocol import Dump
 from ingestd.replication.dump.bootstrap import DumpStep
 from ingestd.replication.load.incremental import ReplayStep
 from ingestd.replication.marks import INCOMPATIBLE, PENDING

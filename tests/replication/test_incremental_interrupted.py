@@ -28,7 +28,7 @@ from ingestd.hive.replay import Replay
 from ingestd.hive.tables import WHOLE_TABLE, TableName
 from ingestd.hive.transactions import abort, begin_writing, commit
 from ingestd.replication.copying.copy import CopyStopped
-from ingestd.replication.directory.directory import Skipped
+from ingestd.replication.directory.protocol import Skipped
 from ingestd.replication.dump.bootstrap import DumpStep
 from ingestd.replication.load.incremental import ReplayStep
 from tests.support.patience import LIMIT

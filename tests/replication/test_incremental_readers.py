@@ -20,7 +20,7 @@ from ingestd.replication.load.bootstrap import load_bootstrap
 from ingestd.replication.statements.scope import Scope
 from ingestd.replication.verify.checksum_jobs import ColumnChecks
 from ingestd.replication.verify.content import Verdict
-from ingestd.replication.verify.verify import TableReport, verify
+from ingestd.replication.verify.tables import TableReport, verify
 from ingestd.sandbox import Addresses
 from ingestd.storage.local import local_path
 from ingestd.storage.storages import Storages

@@ -16,7 +16,7 @@ from ingestd.hive.objects import change_database
 from ingestd.hive.replay import TargetChanged
 from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import Transaction, abort, abort_all, begin_writing, commit, open_transactions
-from ingestd.replication.directory.directory import Skipped
+from ingestd.replication.directory.protocol import Skipped
 from ingestd.replication.load.incremental import ReplayStep
 from ingestd.replication.marks import INCOMPATIBLE, LAST_ID, PENDING
 from tests.support.replica import Replica

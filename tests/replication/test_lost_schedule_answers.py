@@ -15,11 +15,11 @@ from ingestd.hive.client import Metastore
 from ingestd.hive.schedules import Schedules
 from ingestd.replication.policies.execution import Resources, Running
 from ingestd.replication.policies.holds import Holds
-from ingestd.replication.policies.policies import Policies
 from ingestd.replication.policies.runs import Status
+from ingestd.replication.policies.store import Policies
+from ingestd.replication.statements.grammar import CreatePolicy, PolicyChange, ReplDump
 from ingestd.replication.statements.schedule import Every, Unit
 from ingestd.replication.statements.scope import Scope
-from ingestd.replication.statements.statements import CreatePolicy, PolicyChange, ReplDump
 from ingestd.sandbox import Sandbox, SandboxOptions
 from tests.support.proxy import Proxy, proxy
 from tests.support.replica import Replica, Side

@@ -17,7 +17,7 @@ from ingestd.hive.events import EventLog, EventsExpired, EventsReplaced
 from ingestd.hive.replay import Replay
 from ingestd.replication import cycle
 from ingestd.replication.cycle import Progress, Step
-from ingestd.replication.directory.directory import NonRecoverable
+from ingestd.replication.directory.protocol import NonRecoverable
 from ingestd.replication.dump.bootstrap import DumpStep
 from ingestd.replication.policies.policy_status import State
 from ingestd.replication.policies.runs import Status

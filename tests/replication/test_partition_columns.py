@@ -23,7 +23,7 @@ from ingestd.replication.cluster import Cluster
 from ingestd.replication.dump.bootstrap import DumpStep
 from ingestd.replication.statements.scope import Scope
 from ingestd.replication.verify.content import Verdict
-from ingestd.replication.verify.verify import TableReport, verify
+from ingestd.replication.verify.tables import TableReport, verify
 from ingestd.storage.storages import Storages
 from tests.support.replica import Side
 from tests.support.replica_changes import alter, renamed, with_column

@@ -12,10 +12,10 @@ from ingestd.clock import now
 from ingestd.errors import ConfigError, OwnershipLost
 from ingestd.hive.client import Metastore
 from ingestd.hive.schedules import ScheduledQuery, Schedules
-from ingestd.replication.policies.policies import ANY_USER, Policies
+from ingestd.replication.policies.store import ANY_USER, Policies
+from ingestd.replication.statements.grammar import CreatePolicy, PolicyChange, ReplDump, ReplLoad
 from ingestd.replication.statements.schedule import Cron, Every, Unit
 from ingestd.replication.statements.scope import Scope
-from ingestd.replication.statements.statements import CreatePolicy, PolicyChange, ReplDump, ReplLoad
 from tests.support.replica import Replica
 
 GIVEN = {"hive.repl.rootdir": "hdfs://nn/repl"}

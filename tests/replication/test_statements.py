@@ -8,10 +8,7 @@ from hypothesis import strategies as st
 
 from ingestd.errors import ConfigError
 from ingestd.hive.snapshot import WriterRule
-from ingestd.replication.statements.schedule import Cron, Every, Unit
-from ingestd.replication.statements.scope import Scope
-from ingestd.replication.statements.settings import DumpSettings, LoadSettings
-from ingestd.replication.statements.statements import (
+from ingestd.replication.statements.grammar import (
     AlterPolicy,
     CreatePolicy,
     DropPolicy,
@@ -24,6 +21,9 @@ from ingestd.replication.statements.statements import (
     parse,
     parse_schedule,
 )
+from ingestd.replication.statements.schedule import Cron, Every, Unit
+from ingestd.replication.statements.scope import Scope
+from ingestd.replication.statements.settings import DumpSettings, LoadSettings
 
 URI = "hdfs://nn:8020/user/hive/repl"
 WITH = f"WITH ('hive.repl.rootdir'='{URI}')"

@@ -21,7 +21,7 @@ from ingestd.replication.load.table_load import loading_name
 from ingestd.replication.statements.scope import Scope
 from ingestd.replication.verify.checksum_jobs import ColumnChecks
 from ingestd.replication.verify.content import Verdict
-from ingestd.replication.verify.verify import TableReport, compare_write_ids, verify
+from ingestd.replication.verify.tables import TableReport, compare_write_ids, verify
 from ingestd.storage.local import local_path
 from ingestd.storage.storages import Storages
 from tests.support.replica import Replica, Side

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from ingestd.replication.policies.policies import Policies
 from ingestd.replication.policies.policy_status import read_runs
 from ingestd.replication.policies.runs import Run, Status
-from ingestd.replication.statements.statements import CreatePolicy, parse
+from ingestd.replication.policies.store import Policies
+from ingestd.replication.statements.grammar import CreatePolicy, parse
 from tests.support.replica import Replica
 from tests.support.replica_policies import Pair, new_pair
 from tests.support.stack import eventually

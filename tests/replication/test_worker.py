@@ -24,12 +24,12 @@ from ingestd.replication.cluster import Cluster
 from ingestd.replication.cycle import resume
 from ingestd.replication.marks import LAST_ID
 from ingestd.replication.policies.options import PolicyOptions, ReplicationOptions
-from ingestd.replication.policies.policies import ANY_USER
 from ingestd.replication.policies.policy_status import State, read_runs
 from ingestd.replication.policies.runs import Run, Stage, Status
+from ingestd.replication.policies.store import ANY_USER
 from ingestd.replication.policies.worker import PolicyWorker, Totals
+from ingestd.replication.statements.grammar import CreatePolicy, PolicyChange
 from ingestd.replication.statements.schedule import Every, Unit
-from ingestd.replication.statements.statements import CreatePolicy, PolicyChange
 from ingestd.storage.storages import Storages
 from tests.support.replica import Side
 from tests.support.replica_following import write

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ingestd.clock import now
-from ingestd.replication.policies.policies import ANY_USER, Policy
 from ingestd.replication.policies.policy_status import Lag, PolicyStatus, State
 from ingestd.replication.policies.runs import Run, Stage, Status
+from ingestd.replication.policies.store import ANY_USER, Policy
+from ingestd.replication.statements.grammar import ReplDump
 from ingestd.replication.statements.schedule import Every, Unit
 from ingestd.replication.statements.scope import Scope
-from ingestd.replication.statements.statements import ReplDump
 
 DUMP = ReplDump(Scope("db1"), {"hive.repl.rootdir": "hdfs://ns/repl"})
 

@@ -19,7 +19,7 @@ from ingestd.hive.transactions import abort
 from ingestd.hive.write_ids import read_transactions
 from ingestd.replication.cluster import Cluster
 from ingestd.replication.copying.copy import Copier
-from ingestd.replication.directory.directory import Dump, DumpDirectory
+from ingestd.replication.directory.protocol import Dump, DumpDirectory
 from ingestd.replication.dump.bootstrap import BootstrapDumpOptions, DumpStep, dump_bootstrap
 from ingestd.replication.load.bootstrap import BootstrapLoadOptions, load_bootstrap
 from ingestd.replication.statements.scope import Scope

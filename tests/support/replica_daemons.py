@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from ingestd.replication.statements.statements import ReplDump, ReplLoad
+from ingestd.replication.statements.grammar import ReplDump, ReplLoad
 from tests.support.daemon import DaemonProcess
 from tests.support.replica import Side
 from tests.support.replica_policies import Pair

@@ -25,8 +25,8 @@ from ingestd.hive.write_ids import committed_transactions, read_snapshot
 from ingestd.replication.cluster import Cluster
 from ingestd.replication.copying.copy import Copier
 from ingestd.replication.copying.report import LoadReport
-from ingestd.replication.directory.directory import Dump, DumpDirectory
 from ingestd.replication.directory.dump_files import DumpMetadata, Phase
+from ingestd.replication.directory.protocol import Dump, DumpDirectory
 from ingestd.replication.dump.bootstrap import DumpStep
 from ingestd.replication.dump.incremental import EVENTS_PER_CYCLE, IncrementalDumpOptions, dump_incremental
 from ingestd.replication.load.incremental import IncrementalLoadOptions, load_incremental

@@ -18,16 +18,16 @@ from ingestd.replication import cycle
 from ingestd.replication.cluster import Cluster
 from ingestd.replication.cycle import Result, Step
 from ingestd.replication.policies.options import ReplicationOptions
-from ingestd.replication.policies.policies import Policies
 from ingestd.replication.policies.policy_status import PolicyStatus, State, read_runs, read_status
 from ingestd.replication.policies.runs import Run, Status
+from ingestd.replication.policies.store import Policies
 from ingestd.replication.policies.worker import PolicyWorker
+from ingestd.replication.statements.grammar import CreatePolicy, ReplDump, ReplLoad
 from ingestd.replication.statements.schedule import Cron, Schedule
 from ingestd.replication.statements.scope import Scope
-from ingestd.replication.statements.statements import CreatePolicy, ReplDump, ReplLoad
 from ingestd.replication.verify.checksum_jobs import ColumnChecks
 from ingestd.replication.verify.content import Verdict
-from ingestd.replication.verify.verify import verify
+from ingestd.replication.verify.tables import verify
 from ingestd.spark.engine import Engine
 from ingestd.storage.storages import Storages
 from tests.support.replica import Replica, Side

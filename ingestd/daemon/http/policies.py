@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ingestd.replication.policies.policies import ANY_USER
 from ingestd.replication.policies.policy_status import PolicyStatus
 from ingestd.replication.policies.runs import Run
+from ingestd.replication.policies.store import ANY_USER
 
 Json = dict[str, Any]
 

@@ -1,1 +1,1 @@
-"""The directory where source and target meet: its protocol (`directory.py`) and the format of its files."""
+"""The directory where source and target meet: its protocol (`protocol.py`) and the format of its files."""

@@ -45,7 +45,6 @@ from ingestd.hive.snapshot import ReadTransaction, TablesSnapshot, WriterRule, w
 from ingestd.hive.tables import WHOLE_TABLE, TableName
 from ingestd.hive.write_ids import as_text
 from ingestd.replication.cluster import Cluster
-from ingestd.replication.directory.directory import Dump
 from ingestd.replication.directory.dump_files import FINGERPRINT_FILE, DumpMetadata, Phase
 from ingestd.replication.directory.event_records import BootstrapRecord
 from ingestd.replication.directory.manifest import (
@@ -59,6 +58,7 @@ from ingestd.replication.directory.manifest import (
     TableRecord,
     WithoutDirectoryRecord,
 )
+from ingestd.replication.directory.protocol import Dump
 from ingestd.replication.dump.source_marks import require_source
 from ingestd.replication.dump.table_files import ListedFile, all_files, visible_files
 from ingestd.replication.exact_statistics import for_copy

@@ -33,10 +33,10 @@ from ingestd.hive.snapshot import ReadTransaction, WriterRule, wait_for_writers
 from ingestd.hive.tables import TableName, external_tables, materialized_views
 from ingestd.hive.write_ids import read_transactions
 from ingestd.replication.cluster import Cluster
-from ingestd.replication.directory.directory import Dump
 from ingestd.replication.directory.dump_files import FINGERPRINT_FILE, UNTIL_FILE, DumpMetadata, Phase
 from ingestd.replication.directory.event_records import BootstrapRecord, TransactionsRecord, WriteRecord
 from ingestd.replication.directory.manifest import ManifestWriter
+from ingestd.replication.directory.protocol import Dump
 from ingestd.replication.dump.bootstrap import DumpStep, TableListing
 from ingestd.replication.dump.changes import Changes, Wanted
 from ingestd.replication.dump.empty_overwrites import EmptyOverwrites, candidates

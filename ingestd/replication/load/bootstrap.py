@@ -36,11 +36,11 @@ from ingestd.replication.copying.copy import Copier
 from ingestd.replication.copying.fence import Fence
 from ingestd.replication.copying.mirror import Mirrors
 from ingestd.replication.copying.report import Copied, LoadReport
-from ingestd.replication.directory.directory import Dump
 from ingestd.replication.directory.dump_files import DumpMetadata
 from ingestd.replication.directory.event_records import BootstrapRecord
 from ingestd.replication.directory.lost_tables import LostTables
 from ingestd.replication.directory.manifest import DatabaseRecord, FunctionRecord, Manifest
+from ingestd.replication.directory.protocol import Dump
 from ingestd.replication.external import mirrors, read_directories
 from ingestd.replication.load.table_load import LoadStep, TableLoad
 from ingestd.replication.marks import (

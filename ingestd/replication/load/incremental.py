@@ -31,7 +31,6 @@ from ingestd.replication.copying.fence import Fence
 from ingestd.replication.copying.mirror import Mirrors
 from ingestd.replication.copying.report import Copied, LoadReport
 from ingestd.replication.cycle_plan import CyclePlan, Outcome
-from ingestd.replication.directory.directory import Dump
 from ingestd.replication.directory.dump_files import DumpMetadata
 from ingestd.replication.directory.event_records import (
     ABORT,
@@ -48,6 +47,7 @@ from ingestd.replication.directory.event_records import (
 )
 from ingestd.replication.directory.lost_tables import LostTables
 from ingestd.replication.directory.manifest import Manifest
+from ingestd.replication.directory.protocol import Dump
 from ingestd.replication.external import mirrors, read_directories
 from ingestd.replication.load.copy_ahead import CopyAhead
 from ingestd.replication.load.definitions import Definitions, is_repeatable

@@ -1,1 +1,1 @@
-"""Policies as scheduled queries of the metastore (`policies.py`), and the daemon's worker (`worker.py`)."""
+"""Policies as scheduled queries of the metastore (`store.py`), and the daemon's worker (`worker.py`)."""

@@ -23,12 +23,12 @@ from ingestd.hive.schedules import Execution, Schedules
 from ingestd.replication import cycle
 from ingestd.replication.cluster import Cluster
 from ingestd.replication.cycle import Progress, Result, Step
-from ingestd.replication.directory.directory import Dump, DumpDirectory, NonRecoverable
+from ingestd.replication.directory.protocol import Dump, DumpDirectory, NonRecoverable
 from ingestd.replication.policies import policy_events
 from ingestd.replication.policies.holds import Holds
-from ingestd.replication.policies.policies import ANY_USER, Policies, Policy
 from ingestd.replication.policies.runs import Run, Stage, Status
-from ingestd.replication.statements.statements import ReplDump, ReplLoad
+from ingestd.replication.policies.store import ANY_USER, Policies, Policy
+from ingestd.replication.statements.grammar import ReplDump, ReplLoad
 from ingestd.retry import Backoff
 from ingestd.spark.engine import Engine
 

@@ -27,8 +27,8 @@ from ingestd.hive.objects import table_names
 from ingestd.hive.snapshot import ReadTransaction, read_write_ids
 from ingestd.hive.tables import TableName
 from ingestd.hive.write_ids import read_transactions
-from ingestd.replication.directory.directory import Dump, DumpDirectory
 from ingestd.replication.directory.dump_files import DumpState, Phase
+from ingestd.replication.directory.protocol import Dump, DumpDirectory
 
 HOLD = "ingestd repl hold"
 """How the agents of all holds begin."""

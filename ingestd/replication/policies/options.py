@@ -11,9 +11,9 @@ from typing import Annotated, TypeVar
 
 from ingestd.errors import ConfigError
 from ingestd.keys import Count, Doc, Reads, Seconds, UnshownValueError, matching
-from ingestd.replication.policies.policies import NAME_PATTERN, NAME_SENTENCE, NAMESPACE
+from ingestd.replication.policies.store import NAME_PATTERN, NAME_SENTENCE, NAMESPACE
+from ingestd.replication.statements.grammar import CreatePolicy, ReplDump, ReplLoad, parse, parse_schedule
 from ingestd.replication.statements.schedule import Schedule
-from ingestd.replication.statements.statements import CreatePolicy, ReplDump, ReplLoad, parse, parse_schedule
 
 T = TypeVar("T")
 _TEXT = {"type": "string"}

@@ -11,8 +11,8 @@ from typing import Any
 import structlog
 
 from ingestd.errors import IngestdError
-from ingestd.replication.policies.policies import Policy
 from ingestd.replication.policies.runs import Run
+from ingestd.replication.policies.store import Policy
 
 _log: Any = structlog.get_logger("ingestd")
 

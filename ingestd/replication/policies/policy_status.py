@@ -16,12 +16,12 @@ from ingestd.hive.events import EventLog
 from ingestd.hive.objects import find_database
 from ingestd.hive.schedules import Schedules
 from ingestd.replication.cluster import Cluster
-from ingestd.replication.directory.directory import Dump, DumpDirectory
 from ingestd.replication.directory.dump_files import Phase
+from ingestd.replication.directory.protocol import Dump, DumpDirectory
 from ingestd.replication.marks import last_event
-from ingestd.replication.policies.policies import Policies, Policy
 from ingestd.replication.policies.runs import Run, Status
-from ingestd.replication.statements.statements import ReplDump, ReplLoad
+from ingestd.replication.policies.store import Policies, Policy
+from ingestd.replication.statements.grammar import ReplDump, ReplLoad
 
 # An execution that has not been updated for so many time-outs of the metastore has ended without a result.
 _TIMEOUTS = 2.0

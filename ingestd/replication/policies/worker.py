@@ -25,10 +25,10 @@ from ingestd.replication.policies import policy_events
 from ingestd.replication.policies.execution import PolicyDefect, Resources, Running
 from ingestd.replication.policies.holds import Holds
 from ingestd.replication.policies.options import PolicyOptions, ReplicationOptions
-from ingestd.replication.policies.policies import ANY_USER, Policies, Policy
 from ingestd.replication.policies.policy_status import PolicyStatus, read_runs, read_statuses
 from ingestd.replication.policies.runs import Run, Status
-from ingestd.replication.statements.statements import PolicyChange
+from ingestd.replication.policies.store import ANY_USER, Policies, Policy
+from ingestd.replication.statements.grammar import PolicyChange
 from ingestd.retry import Backoff
 from ingestd.spark.engine import Engine
 

@@ -1,1 +1,1 @@
-"""The comparison of a source and its copy: definitions, write ids, files, rows and checksums (`verify.py`)."""
+"""The comparison of a source and its copy: definitions, write ids, files, rows and checksums (`tables.py`)."""

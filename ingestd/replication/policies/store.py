@@ -22,8 +22,7 @@ from ingestd.hive.client import Metastore
 from ingestd.hive.control import ensure_control_table
 from ingestd.hive.schedules import ScheduledQuery, Schedules
 from ingestd.hive.tables import TableName
-from ingestd.replication.statements.schedule import Schedule, from_cron
-from ingestd.replication.statements.statements import (
+from ingestd.replication.statements.grammar import (
     CreatePolicy,
     PolicyChange,
     ReplDump,
@@ -31,6 +30,7 @@ from ingestd.replication.statements.statements import (
     parse,
     parse_schedule,
 )
+from ingestd.replication.statements.schedule import Schedule, from_cron
 
 NAMESPACE = "ingestd"
 ANY_USER = "ingestd"
