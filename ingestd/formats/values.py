@@ -71,12 +71,13 @@ class Records:
         self.unit = "ns" if before is None else "us"
         self.coarse: Mask = np.zeros(len(values), np.bool_) if before is None else before.coarse & ~before.failed
         self.has_fine = False
-        # The number of values in arrays and maps that have been found in each record.
+        # The number of values in arrays and maps that have been found in each record, and how many it may have.
         self.value_counts: Ints = np.zeros(len(values), np.int64)
+        self.values_allowed: Ints = np.maximum(MAX_VALUES, MAX_VALUES_PER_BYTE * self.sizes)
         self._views: dict[str, npt.NDArray[np.generic]] = {}
 
     def constants(self, value: bytes) -> Records:
-        """Return records that all have the same value, and share the failures and the timestamps of these."""
+        """Return records that all have the same value, and share the failures, timestamps and limits of these."""
         constants = copy(self)
         constants.text = value + bytes(_PADDING)
         constants.data = np.frombuffer(constants.text, np.uint8)
@@ -205,7 +206,7 @@ class Values:
         """
         records = self.records
         records.value_counts += np.bincount(self.record[owners], minlength=len(records.ends)) * width_of(item)
-        excess: Mask = records.value_counts > np.maximum(MAX_VALUES, MAX_VALUES_PER_BYTE * records.sizes)
+        excess: Mask = records.value_counts > records.values_allowed
         if not excess.any():
             return None
         bad: Mask = excess[self.record]

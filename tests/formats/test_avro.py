@@ -89,6 +89,23 @@ def test_decode_when_small_items_would_be_many_values_then_record_is_rejected_an
     assert [row["a"][0]["x0"] for row in rows_of(decoded)] == [1, 1]
 
 
+def test_decode_when_a_default_is_an_array_then_items_of_other_fields_are_limited_as_without_it() -> None:
+    # Two values for each byte, and more than a small record may have.
+    item = {"type": "record", "name": "i", "fields": [{"name": "x0", "type": "string"}]}
+    items = {"name": "a", "type": {"type": "array", "items": item}}
+    default = {"name": "d", "type": {"type": "array", "items": "int"}, "default": [7]}
+    schema, reader = (json.dumps({"type": "record", "name": "r", "fields": f}) for f in ([items], [items, default]))
+    wide = f"struct<{','.join(f'x{n}:string' for n in range(2_000))}>"
+    options = AvroOptions(framing="none", schemas=(schema,), reader_schema=reader)
+    decoder = options.decoder(columns_of(a=f"array<{wide}>", d="array<int>"), None)
+
+    decoded = decoder.decode([encode(schema, {"a": [{"x0": "x" * 1_000}] * 8_400})])
+
+    assert reasons(decoded) == []
+    [batch] = decoded.batches
+    assert (len(batch["a"][0]), batch["d"].to_pylist()) == (8_400, [[7]])
+
+
 @pytest.mark.parametrize("count", [1, 40])
 def test_decode_when_record_contains_itself_then_depth_is_limited(count: int) -> None:
     node = {"type": "record", "name": "node", "fields": [{"name": "next", "type": ["null", "node"]}]}
