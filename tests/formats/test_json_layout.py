@@ -233,6 +233,9 @@ class ConnectGenerator:
         names = [name for name in kinds if self._random.random() < 0.8]
         pairs = [(name.upper() if self._is_fault() else name, self._value(kinds[name])) for name in names]
         pairs += pairs[:1] * self._is_fault()
+        if pairs and self._is_fault():  # the last of several spellings counts, also if it is null
+            name, value = self._random.choice(pairs)
+            pairs.append((name.swapcase(), self._random.choice([value, "null"])))
         return "{" + ",".join(f'"{name}":{value}' for name, value in pairs) + "}"
 
     def _value(self, kind: Mapping[str, Any]) -> str:

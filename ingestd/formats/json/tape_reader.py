@@ -217,9 +217,9 @@ class _Columns:
         members = self._members([name.lower() for name in logical], objects, depth)
         for (name, inside), values in zip(logical.items(), members, strict=True):
             present = values[values != _MISSING]
+            self._leave_other_case(present, name)  # a null, too, may follow a value of another case
             is_null = (self._tape.kind[present] == SCALAR) & (self._tape.letters_at(present) == ord("n"))
             present = present[~is_null]
-            self._leave_other_case(present, name)
             if isinstance(inside, Mapping):
                 self._find_logical(inside, values, depth + 1)
             elif isinstance(inside, Unit):
