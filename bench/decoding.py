@@ -7,11 +7,11 @@ several faults. In `surrogates`, all records have an unpaired surrogate in a fie
 also has a field that is not a column: an object with a name of its own. In `capitals`, each has a field that is not a
 column, and all names begin with a capital. In `inside` of the nested shape, all records have a number in an array that
 does not fit. In `all_misfit`, `all_large` and `all_cut`, no record can be stored: all have a text as their id, an id of
-20 digits, or end early; in `all_late` of the flat shape, all have a time that does not exist. The flat and the nested
-shape are also decoded from Protobuf messages. The flat shape is also decoded from delimited text and CSV, with twins
-that contain line ends, and from change events with their schema, with a twin whose amount is a decimal in Base64. In
-the twin of `json_text`, the objects contain escape sequences. Each time is the best of several runs, so that other
-processes of the machine matter little.
+20 digits, or end early. In `all_late` of the flat shape, all have a time that does not exist, and in `far`, 99 % of
+them are in the year 3000 and the others are no times. The flat and the nested shape are also decoded from Protobuf
+messages. The flat shape is also decoded from delimited text and CSV, with twins that contain line ends, and from change
+events with their schema, with a twin whose amount is a decimal in Base64. In the twin of `json_text`, the objects
+contain escape sequences. Each time is the best of several runs, so that other processes of the machine matter little.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ def _measure(shape: Shape, runs: int) -> str:
     twins["all_cut"] = [value[:-1] for value in clean]
     if shape is FLAT:
         twins["all_late"] = [re.sub(rb" [0-9]{2}:", b" 25:", value, count=1) for value in clean]
+        twins["far"] = [_far(number, value) for number, value in enumerate(clean)]
     twins["capitals"] = [_NAME.sub(lambda name: name[0].upper(), b'{"other":1,' + value[1:]) for value in clean]
     if shape.name == "nested":
         twins["inside"] = [value.replace(b'"count":', b'"count":0.1', 1) for value in clean]
@@ -78,6 +79,11 @@ def _measure(shape: Shape, runs: int) -> str:
     if shape.name in protobuf.SHAPES:
         line += f"\n{shape.name} in Protobuf: {protobuf.measure(columns, clean, runs)}"
     return line
+
+
+def _far(number: int, value: bytes) -> bytes:
+    """Return the record with a time in the year 3000, or with a text that is no time."""
+    return re.sub(rb'"[0-9]{4}(-[0-9-]+ [0-9:.]+")', rb'"x\1' if is_reject(number) else rb'"3000\1', value, count=1)
 
 
 def _faulty(number: int, value: bytes) -> bytes:

@@ -9,10 +9,13 @@ import pytest
 from ingestd.formats.avro.options import AvroOptions
 from ingestd.formats.csv import CsvOptions
 from ingestd.formats.delimited import DelimitedOptions
+from ingestd.formats.json.decoder import JsonDecoder
+from ingestd.formats.json.layout import PLAIN, Layout
 from ingestd.formats.json.options import JsonOptions
 from ingestd.formats.options import FormatOptions, decoder_of
 from ingestd.formats.protobuf.options import ProtobufOptions
 from ingestd.formats.regex import RegexOptions
+from ingestd.formats.row_batches import Row
 from tests.support.avro import encode, logical, schema_of
 from tests.support.decoding import columns_of, in_order, reasons
 from tests.support.protobuf import Field, class_of, file_of, message, set_of
@@ -78,3 +81,31 @@ def test_decode_when_years_are_far_and_others_have_nanoseconds_then_there_are_tw
     ]
     far, fine = FAR_SECOND * NANOS, FINE_SECOND * NANOS + 123456789
     assert in_order(decoded, found) == [(number, far if number % every == 1 else fine) for number in range(3000)]
+
+
+class _Counting(JsonDecoder):
+    """Counts the records that are decoded one by one."""
+
+    records = 0
+
+    def decode_record(self, value: bytes) -> Row:
+        self.records += 1
+        return super().decode_record(value)
+
+
+@pytest.mark.parametrize("nested", [{}, {"in": "array<timestamp>"}], ids=["flat", "nested"])
+@pytest.mark.parametrize("layout", [PLAIN, Layout(paths={"id": ("ID",)})], ids=["plain", "paths"])
+@pytest.mark.parametrize("every", [1, 2])
+def test_decode_when_years_are_far_and_some_texts_are_no_times_then_no_record_is_decoded_alone(
+    layout: Layout, nested: dict[str, str], every: int
+) -> None:
+    values = [_record(JsonOptions(), number, is_far=number % every == 0) for number in range(1000)]
+    values[::100] = [value.replace(b'"at": "', b'"at": "x') for value in values[::100]]
+    decoder = _Counting(columns_of(id="int", at="timestamp", **nested), layout)
+
+    decoded = decoder.decode(values)
+
+    assert (decoder.records, decoded.rows) == (0, 990)
+    assert [reject.row for reject in decoded.rejects] == list(range(0, 1000, 100))
+    units = [batch.schema.field("at").type.unit for batch in decoded.batches]
+    assert units == (["us"] if every == 1 else ["ns", "us"])

@@ -230,6 +230,7 @@ class ArrowReader:
         return batch_of(self._columns, [column.array for column in columns]), refused
 
     def _timestamp_columns(self, arrays: Sequence[pa.Array]) -> list[Converted]:
+        """Convert the timestamp columns, all in one unit. Raises MixedTimestamps."""
         if all(pa.types.is_string(array.type) and _may_be_timestamps(array) for array in arrays):
             try:
                 return [Converted(array, None, None) for array in timestamp_columns(arrays)]
@@ -237,8 +238,22 @@ class ArrowReader:
                 raise
             except (NotColumnar, pa.ArrowInvalid):
                 pass
+        near = self._in_unit(arrays, "ns")
+        lost = _union([column.lost for column in near], len(arrays[0]))
+        if not lost.any():
+            return near
+        far = self._in_unit(arrays, "us")
+        coarse = lost & ~_union([column.lost for column in far], len(lost))
+        if not coarse.any():
+            return near
+        refused = _union([column.refused for column in near], len(lost))
+        if (coarse | refused).all():
+            return far
+        raise MixedTimestamps(coarse)
+
+    def _in_unit(self, arrays: Sequence[pa.Array], unit: str) -> list[Converted]:
         fields = [self._record.fields[index] for index in self._timestamps]
-        return [field.convert(array, "ns") for field, array in zip(fields, arrays, strict=True)]
+        return [field.convert(array, unit) for field, array in zip(fields, arrays, strict=True)]
 
     def _learn(self, error: str, value: bytes, text: bytes, limit: int, learned: set[str]) -> bool:
         """Change the request to pyarrow after an error, once per field; return False if there is nothing to change.

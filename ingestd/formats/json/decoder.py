@@ -144,10 +144,19 @@ class JsonDecoder(RecordDecoder):
             part, left, rejected[indexes] = self._tape.read([values[index] for index in indexes.tolist()], unit)
             batch = self._replaced(batch, indexes, part)
             indexes = indexes[left]
+            if len(indexes) > _FEW and self._need_other_unit([values[index] for index in indexes.tolist()], unit):
+                raise NotColumnar
         rows, rejects = self._decode_each(values, indexes.tolist(), rejected)
         if not {self._timestamps.of(row) for row in rows.values()} <= {"", unit}:
             raise NotColumnar
         return self._with_rows(batch, rows, unit), rejects
+
+    def _need_other_unit(self, values: Sequence[bytes], unit: str) -> bool:
+        """Return whether some records that are undecided in one unit of timestamps have rows in the other one."""
+        if not self._has_timestamps:
+            return False
+        _, undecided, rejected = self._tape.read(values, "us" if unit == "ns" else "ns")
+        return not (undecided | rejected).all()
 
     def _coarse(self, values: Sequence[bytes], undecided: Mask) -> Mask:
         """Return which of the records that are undecided in nanoseconds are decided in microseconds."""

@@ -431,6 +431,11 @@ class _Columns:
             self.rejected[rows[refused | (surrogates & (kind.kind != "timestamp"))]] = True
             self.rejected[rows[pc.indices_nonzero(leaf.refused(texts)).to_numpy()]] = True
         again = np.flatnonzero(failed & ~self.undecided[rows] & ~self.rejected[rows])
+        if kind.kind == "timestamp" and len(again):
+            others = leaf.decided(texts.take(pa.array(again)), "us" if self._unit == "ns" else "ns")
+            needs_other_unit = others.is_valid().to_numpy(zero_copy_only=False)
+            self.undecided[rows[again[needs_other_unit]]] = True
+            again = again[~needs_other_unit]
         return self._with_values(leaf, array, tokens, rows, again) if len(again) else array
 
     def _given_times(self, kind: HiveType, tokens: Ints, rows: Ints) -> pa.Array | None:
