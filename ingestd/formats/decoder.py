@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import eq
-from typing import Protocol, cast, overload, runtime_checkable
+from typing import Protocol, TypeVar, cast, overload, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,11 @@ from ingestd.schema import Column
 
 HEAD_BYTES = 80
 NEWLINE = 0x0A
+# The most values in the rows of a part of a batch, unless it is one record; they need about 64 MiB.
+VALUES_OF_PART = 1 << 23
+
+T = TypeVar("T")
+V = TypeVar("V")
 
 
 class Lines(Sequence[bytes]):
@@ -199,10 +204,22 @@ class DecodeResult:
         """
         if not rejects:
             return self
-        records = self.records_of_rows(values)
         added = {reject.row: reject for reject in rejects}
+        batches, records = self._rows_without(np.fromiter(added, np.int64, len(added)), values)
+        return DecodeResult(batches, self._rejects_with(added), self.skipped, None if self.records is None else records)
+
+    def with_rejects(self, rejects: LazyRejects, values: Sequence[bytes | None]) -> DecodeResult:
+        """Return the result with these rejects only, and without the rows of their records."""
+        batches, records = self._rows_without(rejects.rows, values)
+        return DecodeResult(batches, rejects, self.skipped, records)
+
+    def _rows_without(
+        self, refused: NDArray[np.int64], values: Sequence[bytes | None]
+    ) -> tuple[list[pa.RecordBatch], NDArray[np.int64]]:
+        """Return the rows of all other records, and the records of these rows."""
+        records = self.records_of_rows(values)
         is_kept = np.ones(len(values), np.bool_)
-        is_kept[list(added)] = False
+        is_kept[refused] = False
         kept = is_kept[records]
         batches, start = [], 0
         for batch in self.batches:
@@ -210,12 +227,7 @@ class DecodeResult:
             start += batch.num_rows
             if mask.any():
                 batches.append(batch if mask.all() else batch.filter(pa.array(mask)))
-        return DecodeResult(
-            batches,
-            self._rejects_with(added),
-            self.skipped,
-            None if self.records is None else records[kept],
-        )
+        return batches, records[kept]
 
     def _rejects_with(self, added: Mapping[int, Reject]) -> Sequence[Reject]:
         """Return the rejects and those that are added, by their records."""
@@ -228,6 +240,55 @@ class DecodeResult:
         return LazyRejects(np.union1d(before, np.fromiter(added, np.int64, len(added))), create)
 
 
+class TooManyValues(Exception):
+    """Raised by `Decoder.decode` for several records whose rows have so many values that they must be decoded in parts.
+
+    A few bytes of a record can be as many values as a table, or a struct in it, has columns. `counts` contains the
+    number of values of each record, or a higher number.
+    """
+
+    def __init__(self, counts: NDArray[np.int64]) -> None:
+        super().__init__()
+        self.counts = counts
+
+    def parts(self) -> Iterator[slice]:
+        """Divide the records into parts of at most VALUES_OF_PART values, or of one record."""
+        totals = np.cumsum(self.counts)
+        first, before = 0, 0
+        while first < len(totals):
+            end = max(first + 1, int(np.searchsorted(totals, before + VALUES_OF_PART, side="right")))
+            yield slice(first, end)
+            first, before = end, int(totals[end - 1])
+
+
+def in_parts(count: int, decode: Callable[[slice], T]) -> Iterator[T]:
+    """Decode `count` records in parts whose memory is limited, and yield the result of each part, in order.
+
+    `decode` decodes one part, at first all records. It may raise TooManyValues for several records.
+    """
+    waiting = [slice(0, count)]
+    while waiting:
+        part = waiting.pop()
+        try:
+            decoded = decode(part)
+        except TooManyValues as many:
+            waiting += [slice(part.start + inner.start, part.start + inner.stop) for inner in many.parts()][::-1]
+        else:
+            yield decoded
+
+
+def decode_in_parts(
+    decode: Callable[[Sequence[V]], DecodeResult], values: Sequence[V]
+) -> Iterator[tuple[int, Sequence[V], DecodeResult]]:
+    """Decode values with `Decoder.decode`; yield the index of the first value of each part, its values, the result."""
+
+    def decode_part(part: slice) -> tuple[int, Sequence[V], DecodeResult]:
+        of_part = values if part == slice(0, len(values)) else values[part]  # `Lines` remain what they are
+        return part.start, of_part, decode(of_part)
+
+    return in_parts(len(values), decode_part)
+
+
 class Decoder(Protocol):
     """Decodes record values into batches of a table's columns.
 
@@ -237,7 +298,10 @@ class Decoder(Protocol):
     """
 
     def decode(self, values: Sequence[bytes | None]) -> DecodeResult:
-        """Decode record values; None is a tombstone. A record that cannot be decoded is a reject, not an exception."""
+        """Decode record values; None is a tombstone. A record that cannot be decoded is a reject, not an exception.
+
+        May raise TooManyValues for several values (`decode_in_parts`).
+        """
         ...
 
 

@@ -256,8 +256,8 @@ class DelimitedDecoder(RecordDecoder):
         lenient = not self._rejects_surplus and not self._rejects_values
         if self._rejects_one and (self._separator not in value or self._escape is not None):
             lenient = False
-        if lenient and value.isascii() and not _BELOW_MICROS(value):
-            return None  # only invalid UTF-8 or digits below the microsecond can make the record a reject
+        if lenient and value.isascii() and not _BELOW_MICROS(value) and not self._converter.may_exceed(len(value)):
+            return None  # only invalid UTF-8, digits below the microsecond or many values can make it a reject
         return super().check(value)
 
     def _fields(self, values: Sequence[bytes]) -> tuple[list[pa.Array], RejectReasons]:

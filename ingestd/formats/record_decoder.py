@@ -18,16 +18,19 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ingestd.formats.decoder import (
+    VALUES_OF_PART,
     DecodeResult,
     LazyRejects,
     Reject,
     RejectError,
+    TooManyValues,
     drop_rows,
     rejected_rows,
     total_bytes,
     without_tombstones,
 )
 from ingestd.formats.row_batches import Row, RowBatches, TimestampUnits, arrow_of, batch_of
+from ingestd.formats.values import width_of
 from ingestd.keys import Doc
 from ingestd.schema import Column
 
@@ -83,13 +86,15 @@ class RecordDecoder(ABC):
         self._tombstones = tombstones
         self._max_bytes = max_bytes
         self._units = TimestampUnits(columns)
+        self._width = sum(width_of(column.type) for column in columns)
 
     @abstractmethod
     def decode_batch(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, RejectReasons]:
         """Return a batch with one row per value, and the rejects; the row of a reject has undefined values.
 
         Rows and rejects must agree with `decode_record`. Raises NotColumnar if that is not certain, and MixedTimestamps
-        if some records need timestamps in microseconds and others in nanoseconds.
+        if some records need timestamps in microseconds and others in nanoseconds. Raises TooManyValues, for several
+        records only, if their arrays and maps have more than VALUES_OF_PART values.
         """
 
     @abstractmethod
@@ -120,10 +125,12 @@ class RecordDecoder(ABC):
 
     def decode(self, values: Sequence[bytes | None]) -> DecodeResult:
         """See `Decoder`. Batches of 20,000 to 100,000 records are the fastest."""
+        if len(values) > 1 and len(values) * self._width > VALUES_OF_PART:
+            raise TooManyValues(np.full(len(values), self._width, np.int64))
         records = without_tombstones(values)
         if len(records) < len(values):
             return self._with_tombstones(values, records)
-        splitter = _Splitter(self, self._max_bytes)
+        splitter = _Splitter(self, len(records), self._max_bytes)
         splitter.decode(records, range(len(records)))
         causes = splitter.rejects
 
@@ -144,9 +151,14 @@ class RecordDecoder(ABC):
 
     def _with_tombstones(self, values: Sequence[bytes | None], records: Sequence[bytes]) -> DecodeResult:
         """Decode `records`, which are the values other than None, and treat the tombstones as configured."""
-        decoded = self.decode(records)
         is_tombstone = np.fromiter((value is None for value in values), np.bool_, len(values))
         present, absent = np.flatnonzero(~is_tombstone), np.flatnonzero(is_tombstone)
+        try:
+            decoded = self.decode(records)
+        except TooManyValues as many:
+            counts = np.zeros(len(values), np.int64)
+            counts[present] = many.counts
+            raise TooManyValues(counts) from None
         refused = decoded.rejects  # and not the batches, which would be kept as long as the rejects
         before = rejected_rows(refused)
 
@@ -169,10 +181,11 @@ class RecordDecoder(ABC):
 class _Splitter:
     """The state of one call of `RecordDecoder.decode`, which decodes a batch as a whole, or in parts if that fails."""
 
-    def __init__(self, decoder: RecordDecoder, max_bytes: int) -> None:
+    def __init__(self, decoder: RecordDecoder, count: int, max_bytes: int) -> None:
         self.rows = RowBatches(decoder.columns)
         self.rejects: dict[int, Cause | None] = {}
         self._decoder = decoder
+        self._count = count
         self._max_bytes = max_bytes
         self._failures = 0
         self._records: list[Sequence[int] | NDArray[np.int64]] = []  # of the rows
@@ -213,6 +226,10 @@ class _Splitter:
             for part in (np.flatnonzero(~mixed.coarse).tolist(), np.flatnonzero(mixed.coarse).tolist()):
                 self.decode([values[place] for place in part], [indexes[place] for place in part])
             return True
+        except TooManyValues:
+            if len(values) == self._count:
+                raise
+            return False
         except NotColumnar:
             return False
         kept: Sequence[int] | NDArray[np.int64] = indexes

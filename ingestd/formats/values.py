@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ingestd.formats.decoder import VALUES_OF_PART, TooManyValues
 from ingestd.schema import HiveType
 
 Ints = npt.NDArray[np.int64]
@@ -202,11 +203,15 @@ class Values:
 
         A record of a megabyte can contain half a million items without content, each of which is a struct of many
         columns. A record with too many values fails, and its items are not read. `owners` are the indexes of the values
-        that contain the items.
+        that contain the items. Raises TooManyValues if several records have too many together.
         """
         records = self.records
         records.value_counts += np.bincount(self.record[owners], minlength=len(records.ends)) * width_of(item)
         excess: Mask = records.value_counts > records.values_allowed
+        if len(excess) > 1:
+            read = np.where(excess, 0, records.value_counts)
+            if read.sum() > VALUES_OF_PART:
+                raise TooManyValues(read)
         if not excess.any():
             return None
         bad: Mask = excess[self.record]
@@ -235,6 +240,15 @@ def width_of(kind: HiveType) -> int:
 def values_allowed(size: int) -> int:
     """Return how many values arrays and maps of a record of this size, in bytes, may have."""
     return max(MAX_VALUES, MAX_VALUES_PER_BYTE * size)
+
+
+def letter_counts(values: Sequence[bytes], letters: bytes) -> Ints:
+    """Return how many bytes of each value are one of the letters."""
+    is_letter = np.zeros(256, np.bool_)
+    is_letter[list(letters)] = True
+    places = np.flatnonzero(is_letter[np.frombuffer(b"".join(values), np.uint8)])
+    ends = np.cumsum(np.fromiter(map(len, values), np.int64, len(values)))
+    return np.diff(np.searchsorted(places, ends), prepend=0)
 
 
 def grouped(keys: npt.NDArray[np.generic]) -> Iterator[Ints]:

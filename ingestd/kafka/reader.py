@@ -72,6 +72,18 @@ class Batch:
     throttled_seconds: float = 0.0
     messages: Sequence[Message] = field(default=(), repr=False)
 
+    def part(self, part: slice) -> Batch:
+        """Return some of the records, without `firsts` and `throttled_seconds`."""
+        values = self.values[part]
+        return Batch(
+            self.topic,
+            values,
+            self.partitions[part],
+            self.offsets[part],
+            sum(map(len, filter(None, values))),
+            messages=self.messages[part],
+        )
+
     def keys(self) -> list[bytes | None]:
         """Return the keys of all records, if `messages` are kept."""
         return list(map(Message.key, self.messages))

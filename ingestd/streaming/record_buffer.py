@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ingestd.formats.decoder import Decoder, DecodeResult, Reject, rejected_rows, total_bytes
+from ingestd.formats.decoder import Decoder, DecodeResult, Reject, decode_in_parts, rejected_rows, total_bytes
 from ingestd.schema import Column
 from ingestd.streaming.errors import SerializationError, StreamingException
 from ingestd.streaming.record_stream import split
@@ -107,13 +107,15 @@ class RecordBuffer:
         ]
 
     def _decode(self, records: Sequence[bytes], sink: Sink) -> list[Reject]:
-        decoded = self._decoder.decode(records)
-        for batch in decoded.batches:
-            sink(batch)
-        first = self._decoded
+        rejects: list[Reject] = []
+        for start, part, decoded in decode_in_parts(self._decoder.decode, records):
+            for batch in decoded.batches:
+                sink(batch)
+            first = self._decoded + start
+            # The rejects of a custom decoder may lack the record.
+            rejects += [replace(reject, row=first + reject.row, record=part[reject.row]) for reject in decoded.rejects]
         self._decoded += len(records)
-        # The rejects of a custom decoder may lack the record.
-        return [replace(reject, row=first + reject.row, record=records[reject.row]) for reject in decoded.rejects]
+        return rejects
 
 
 def as_decoded(answer: object) -> DecodeResult:

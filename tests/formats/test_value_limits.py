@@ -1,60 +1,195 @@
-"""JSON records of many objects, which two bytes make values of many columns, are rejects before they need memory.
+"""A few bytes can be an item, and so a struct of many columns. What is decoded from them is limited in every format.
 
-Those of Avro and Protobuf are in the tests of these formats.
+A record with too many values in its arrays and maps is a reject before they need memory, and a batch is decoded in
+parts: each has few values, or is one record.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
 import pytest
 
+from ingestd.formats.avro.options import AvroOptions
+from ingestd.formats.decoder import VALUES_OF_PART, Decoder, TooManyValues, decode_in_parts
+from ingestd.formats.delimited import DelimitedOptions
 from ingestd.formats.json.options import JsonOptions
+from ingestd.formats.options import FormatOptions, decoder_of
+from ingestd.formats.protobuf.options import ProtobufOptions
 from ingestd.formats.values import TOO_MANY_VALUES
-from tests.support.decoding import columns_of, reasons, rows_of
+from tests.support.avro import encode, schema_of
+from tests.support.decoding import columns_of, rows_of
+from tests.support.protobuf import Field, file_of, message, set_of
 
-NAMES = [f"x{number}" for number in range(2_000)]
+WIDTH = 400
+NAMES = [f"x{number}" for number in range(WIDTH)]
 WIDE = f"struct<{','.join(f'{name}:bigint' for name in NAMES)}>"
-MANY = 10_000
+COLUMNS = columns_of(a=f"array<{WIDE}>", n="int")
+# The number of items of records: rows of few values, some of which a part has, and rejects.
+FEW, MANY, EXCESSIVE = 2, 7_500, 50_000
+COUNTS = [FEW, MANY, MANY, EXCESSIVE, None, MANY, FEW, MANY, FEW]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [JsonOptions(), JsonOptions(lenient=True), JsonOptions(fields={"n": "$.n"}), JsonOptions(envelope="connect")],
-    ids=["plain", "lenient", "paths", "connect"],
+def _json(items: Sequence[bytes], number: int) -> bytes:
+    return b'{"n":%d,"a":[%s]}' % (number, b",".join(items))
+
+
+def _objects(count: int, number: int) -> bytes:
+    return _json([b"{}"] * count, number)
+
+
+def _nulls(count: int, number: int) -> bytes:
+    return _json([b"null"] * count, number)
+
+
+def _payload(count: int, number: int) -> bytes:
+    return b'{"schema":null,"payload":%s}' % _objects(count, number)
+
+
+ITEM = {"type": "record", "name": "i", "fields": [{"name": "x0", "type": ["null", "long"]}]}
+SCHEMA = schema_of({"a": {"type": "array", "items": ITEM}, "n": "int"})
+FILE = file_of(
+    message("Row", [Field("a", 1, ".shop.Wide", "repeated"), Field("n", 2, "int32")]),
+    message("Wide", [Field(name, number, "int64") for number, name in enumerate(NAMES, 1)]),
 )
-def test_decode_when_empty_objects_would_be_many_values_then_record_is_rejected(options: JsonOptions) -> None:
-    objects = b",".join([b"{}"] * MANY)
-    members = b",".join(b'"%d":{}' % number for number in range(MANY))
-    records = [
-        b'{"n":1,"a":[{"x1":5}],"m":{"k":{}}}',
-        b'{"n":2,"a":[' + objects + b"]}",
-        b'{"n":3,"s":{"A":[' + objects + b"]}}",
-        b'{"n":4,"m":{' + members + b"}}",
-        b'{"n":5,"ignored":[' + objects + b'],"t":"' + b"{" * MANY + b'"}',
-        b'{"n":6,"a":[' + objects,
+
+
+def _avro(count: int, number: int) -> bytes:
+    return encode(SCHEMA, {"a": [{"x0": None}] * count, "n": number})
+
+
+def _protobuf(count: int, number: int) -> bytes:
+    return b"\x0a\x00" * count + b"\x10" + bytes([number])
+
+
+def _delimited(count: int, number: int) -> bytes:
+    return b"|".join([b";" * (count - 1) or b"=", b"%d" % number])
+
+
+def _array(count: int, number: int) -> bytes:
+    return b"[%s,%s]" % (_objects(count // 2, number), _objects(count // 2, number))
+
+
+def _lines(count: int, number: int) -> bytes:
+    return b"\n".join([b'{"n":%d}' % number, _objects(count, number)])
+
+
+CASES: dict[str, tuple[FormatOptions, Callable[[int, int], bytes]]] = {
+    "objects": (JsonOptions(), _objects),
+    "nulls": (JsonOptions(), _nulls),
+    "lenient": (JsonOptions(lenient=True), _nulls),
+    "paths": (JsonOptions(fields={"n": "$.n"}), _objects),
+    "connect": (JsonOptions(envelope="connect"), _payload),
+    "array": (JsonOptions(records="array"), _array),
+    "lines": (JsonOptions(records="lines"), _lines),
+    "avro": (AvroOptions(framing="none", schemas=(SCHEMA,)), _avro),
+    "protobuf": (ProtobufOptions(framing="none", message="shop.Row", descriptor_set=set_of(FILE)), _protobuf),
+    "delimited": (
+        DelimitedOptions(fields=("a", "n"), field_delimiter="|", collection_delimiter=";", map_key_delimiter="="),
+        _delimited,
+    ),
+}
+
+
+def _outcomes(decoder: Decoder, values: Sequence[bytes | None]) -> list[Any]:
+    """Return the rows of each record, as their `n` and the number of items, or the column and the reason of its reject.
+
+    Each part has few values or one record.
+    """
+    outcomes: list[Any] = [[] for _ in values]
+    end = 0
+    for start, part, decoded in decode_in_parts(decoder.decode, values):
+        assert start == end
+        end += len(part)
+        records = iter(decoded.records_of_rows(part).tolist())
+        for batch in decoded.batches:
+            assert batch["a"].type.value_type.num_fields == WIDTH
+            pairs = list(zip(batch["n"].to_pylist(), batch["a"].value_lengths().to_pylist(), strict=True))
+            assert len(part) == 1 or sum(count or 0 for _, count in pairs) * WIDTH <= VALUES_OF_PART
+            for pair in pairs:
+                outcomes[start + next(records)].append(pair)
+        assert next(records, None) is None
+        for reject in decoded.rejects:
+            assert outcomes[start + reject.row] == []
+            outcomes[start + reject.row] = reject.column, reject.reason
+    assert end == len(values)
+    return outcomes
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_decode_when_small_items_are_many_values_then_each_record_has_the_outcome_that_it_has_alone(case: str) -> None:
+    options, write = CASES[case]
+    values = [None if count is None else write(count, 7) for count in COUNTS]
+    decoder = decoder_of(options, COLUMNS, None)
+
+    outcomes = _outcomes(decoder, values)
+
+    alone = {value: _outcomes(decoder, [value])[0] for value in set(values)}
+    assert outcomes == [alone[value] for value in values]
+    assert [sum(items or 0 for _, items in outcome) for outcome in outcomes if isinstance(outcome, list)] == [
+        count for count in COUNTS if count not in (None, EXCESSIVE)
     ]
-    if options.envelope == "connect":
-        records = [b'{"schema":null,"payload":' + record + b"}" for record in records]
-    columns = columns_of(n="int", a=f"array<{WIDE}>", s=f"struct<a:array<{WIDE}>>", m=f"map<string,{WIDE}>")
-
-    decoded = options.decoder(columns).decode(records)
-
-    assert reasons(decoded)[:3] == [(1, "a", TOO_MANY_VALUES), (2, "s", TOO_MANY_VALUES), (3, "m", TOO_MANY_VALUES)]
-    assert [reject.row for reject in decoded.rejects] == [1, 2, 3, 5]
-    assert [row["n"] for row in rows_of(decoded)] == [1, 5]
-    assert rows_of(decoded)[0]["a"][0]["x1"] == 5
+    column, reason = outcomes[COUNTS.index(EXCESSIVE)]
+    expected = ("", "have too many values as rows") if case in ("array", "lines") else ("a", TOO_MANY_VALUES)
+    assert (column, reason[-len(expected[1]) :]) == expected
 
 
 @pytest.mark.parametrize(
-    ("kind", "before", "between", "after"), [("array", b"[", b",", b"]"), ("lines", b"", b"\n", b"")]
+    "items", [[b"null"], [b"[]"], [b"1"], [b'""'], [b"{}", b"null"]], ids=["null", "array", "number", "text", "mixed"]
 )
-def test_decode_when_empty_objects_would_be_many_rows_then_record_is_rejected(
-    kind: str, before: bytes, between: bytes, after: bytes
+@pytest.mark.parametrize("lenient", [False, True])
+def test_decode_when_items_of_json_are_not_objects_then_their_memory_is_limited(
+    items: list[bytes], lenient: bool
 ) -> None:
-    columns = columns_of(**dict.fromkeys(NAMES, "bigint"))
-    records = [before + between.join(objects) + after for objects in ([b'{"x1":5}', b"{}"], [b"{}"] * MANY, [b"{}"])]
+    values = [_json(items * (count // len(items)), 7) for count in (200_000, 4, 12_000, 12_000)]
+    decoder = JsonOptions(lenient=lenient).decoder(COLUMNS)
+    before = pa.total_allocated_bytes()
+    for _, part, decoded in decode_in_parts(decoder.decode, values):
+        assert sum(batch.nbytes for batch in decoded.batches) <= 9 * VALUES_OF_PART
+        assert decoded.rows + len(decoded.rejects) == len(part)
+        assert pa.total_allocated_bytes() - before <= 40 * VALUES_OF_PART
 
-    decoded = JsonOptions(records=kind).decoder(columns).decode(records)  # type: ignore[arg-type]
 
-    assert reasons(decoded) == [(1, "", "the 10,000 objects of the record have too many values as rows")]
-    assert decoded.records_of_rows(records).tolist() == [0, 0, 2]
-    assert [row["x1"] for row in rows_of(decoded)] == [5, None, None]
+def test_decode_when_map_repeats_its_keys_then_only_the_last_values_count() -> None:
+    entries = b",".join([b'"k":{}'] * EXCESSIVE)
+    values = [b'{"m":{"k":{"x1":5}}}', b'{"m":{%s,"j":{"x1":6}}}' % entries]
+    decoder = JsonOptions().decoder(columns_of(m=f"map<string,{WIDE}>"))
+
+    rows = [row for _, _, decoded in decode_in_parts(decoder.decode, values) for row in rows_of(decoded)]
+
+    assert [[(key, value["x1"]) for key, value in row["m"]] for row in rows] == [[("k", 5)], [("k", None), ("j", 6)]]
+
+
+def test_decode_when_columns_are_many_then_a_batch_of_small_records_is_decoded_in_parts() -> None:
+    decoder = JsonOptions(unmatched="null").decoder(columns_of(**dict.fromkeys(NAMES, "bigint")))
+    values: list[bytes | None] = [b"{}"] * 15_000 + [None] + [b'{"x1":5}'] * 15_000
+
+    with pytest.raises(TooManyValues):
+        decoder.decode(values)
+    parts = [(start, part, decoded) for start, part, decoded in decode_in_parts(decoder.decode, values)]
+
+    assert all(len(part) * WIDTH <= VALUES_OF_PART for _, part, _ in parts)
+    numbers = np.concatenate([start + decoded.records_of_rows(part) for start, part, decoded in parts])
+    assert numbers.tolist() == [index for index, value in enumerate(values) if value is not None]
+    assert [start + reject.row for start, _, decoded in parts for reject in decoded.rejects] == [15_000]
+
+
+def test_decode_when_text_has_separators_of_items_then_only_those_in_arrays_count() -> None:
+    options = DelimitedOptions(fields=("t", "a"), field_delimiter="|", collection_delimiter=";")
+    decoder = options.decoder(columns_of(t="string", a=f"array<{WIDE}>"))
+    value = b";" * EXCESSIVE + b"|1;2"
+
+    decoded = decoder.decode([value, value])
+
+    assert [(len(row["t"]), row["a"][1]["x0"]) for row in rows_of(decoded)] == [(EXCESSIVE, 2)] * 2
+    assert decoder.check(value) is None
+
+
+def test_check_when_arrays_have_too_many_values_then_the_record_is_a_reject() -> None:
+    for options, write in CASES.values():
+        decoder: Any = decoder_of(options, COLUMNS, None)
+        assert decoder.check(write(FEW, 7)) is None
+        assert decoder.check(write(EXCESSIVE, 7)) is not None

@@ -24,7 +24,8 @@ texts that are dates, timestamps and decimals because of a schema in the record.
 A timestamp column rejects JSON numbers, more than 9 fractional digits, and digits below the microsecond if the record
 has a timestamp outside the years 1678 to 2261, because all timestamps of a batch, even inside complex values, share one
 unit. The elements of an array, a map or a struct follow the rules of their own type in the table above. If an element
-does not fit, the record is a reject whose reason contains the path to the element, such as `tags[3].name`.
+does not fit, the record is a reject whose reason contains the path to the element, such as `tags[3].name`. So is one
+whose arrays and maps have too many values (`values.MAX_VALUES`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from ingestd.formats.decoder import Reject, RejectError
+from ingestd.formats.decoder import Reject, RejectError, TooManyValues
 from ingestd.formats.json import inference
 from ingestd.formats.json.arrow_reader import ArrowReader
 from ingestd.formats.json.layout import PLAIN, Layout
@@ -51,6 +52,7 @@ from ingestd.formats.record_decoder import (
     Tombstones,
 )
 from ingestd.formats.row_batches import Row, TimestampUnits, array_of, batch_of, has_timestamp
+from ingestd.formats.values import values_allowed
 from ingestd.schema import Column, HiveType
 
 _FEW = 64  # this many records are decoded faster one by one than as columns
@@ -77,14 +79,14 @@ class JsonDecoder(RecordDecoder):
         self._fields_so_far = HiveType("struct")
 
     def decode_batch(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, RejectReasons]:
-        """See `RecordDecoder`. Raises only MixedTimestamps."""
-        excesses = self._records.excesses(values)
-        if not excesses:
-            return self._decode_batch(values)
-        batch, rejects = self._decode_batch([b"{}" if row in excesses else value for row, value in enumerate(values)])
-        return batch, {**rejects, **excesses}
-
-    def _decode_batch(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, RejectReasons]:
+        """See `RecordDecoder`. Raises NotColumnar only for a single record, which may have too many values."""
+        most = self._records.most_values(values)
+        if most is not None:
+            if len(values) > 1:
+                raise TooManyValues(most)
+            allowed = values_allowed(len(values[0]))
+            if most[0] > allowed and self._tape.count(values) > allowed:
+                raise NotColumnar
         try:
             if self._is_plain:
                 return self._by_arrow(values)

@@ -12,18 +12,19 @@ from typing import NoReturn
 
 import numpy as np
 
-from ingestd.formats.decoder import RejectError, total_bytes
+from ingestd.formats.decoder import VALUES_OF_PART, RejectError, join_lines, total_bytes
 from ingestd.formats.json.envelope import AFTER, BEFORE, envelope_in, event_of, has_logical_types
 from ingestd.formats.json.layout import PLAIN, Layout, find
 from ingestd.formats.json.nested import FieldIndexes, converter, primitive
 from ingestd.formats.json.types import InvalidValue, Number
 from ingestd.formats.row_batches import Row, Value
 from ingestd.formats.unmatched import is_envelope, no_column
-from ingestd.formats.values import MAX_VALUES, TOO_MANY_VALUES, values_allowed, width_of
+from ingestd.formats.values import MAX_VALUES, TOO_MANY_VALUES, Ints, letter_counts, values_allowed, width_of
 from ingestd.schema import Column, HiveType
 
 MAX_DEPTH = 200
 _MAX_KNOWN_NAMES = 10_000
+_BEFORE_ITEMS = b"[{,"  # an item of an array or a map follows one of these letters
 _MARK = b"\xef\xbb\xbf"  # the byte order mark
 
 
@@ -63,29 +64,24 @@ class RecordReader:
             raise RejectError(self._columns[len(row)].name, str(error)) from None
         return row
 
-    def excesses(self, values: Sequence[bytes]) -> dict[int, tuple[str, str]]:
-        """Return the column and the reason of records whose arrays and maps have too many values, by index.
+    def most_values(self, values: Sequence[bytes]) -> Ints | None:
+        """Return for each record a number that its arrays and maps do not have more values than.
 
-        Two bytes can be an object, and so a struct of many columns. Only large records are examined.
+        A few bytes can be an item, and so a struct of many columns. Returns None if all numbers together are not more
+        than VALUES_OF_PART, which costs little for most records.
         """
-        if self._widest <= 1:  # such items are not more than the bytes of a record
-            return {}
-        smallest = 2 * MAX_VALUES // self._widest
-        if total_bytes(values) < smallest or max(map(len, values), default=0) < smallest:
-            return {}
-        excesses: dict[int, tuple[str, str]] = {}
-        for index, value in enumerate(values):
-            if len(value) >= smallest and self._may_exceed(value):
-                try:
-                    excess = self._excess(self._lenient(value) if self._layout.lenient else self._strict(value), value)
-                except RejectError:  # it is malformed
-                    continue
-                if excess is not None:
-                    excesses[index] = excess.column, excess.reason
-        return excesses
+        limit = VALUES_OF_PART // max(1, self._widest)
+        if self._widest <= 1 or total_bytes(values) <= limit:
+            return None
+        letters = np.frombuffer(join_lines(values), np.uint8)
+        if sum(np.count_nonzero(letters == letter) for letter in _BEFORE_ITEMS) <= limit:
+            return None
+        return letter_counts(values, _BEFORE_ITEMS) * self._widest
 
     def _may_exceed(self, value: bytes) -> bool:
-        return self._widest > 1 and value.count(b"{") * self._widest > values_allowed(len(value))
+        if self._widest * len(value) <= MAX_VALUES:
+            return False
+        return sum(map(value.count, _BEFORE_ITEMS)) * self._widest > values_allowed(len(value))
 
     def _excess(self, fields: Sequence[object], value: bytes) -> RejectError | None:
         count = 0

@@ -13,13 +13,18 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from ingestd.formats.decoder import (
     NEWLINE,
+    VALUES_OF_PART,
     DecodeResult,
+    LazyRejects,
     Lines,
     Reject,
     RejectError,
+    TooManyValues,
+    decode_in_parts,
     rejected_rows,
     without_tombstones,
 )
@@ -29,11 +34,13 @@ from ingestd.formats.json.record import array_fault
 from ingestd.formats.json.tape import OPEN_ARRAY, OPEN_OBJECT, Tape
 from ingestd.formats.json.tape_reader import pieces
 from ingestd.formats.record_decoder import Tombstones
-from ingestd.formats.values import MAX_VALUES, values_allowed, width_of
+from ingestd.formats.values import values_allowed
 from ingestd.schema import Column
 
 Several = Literal["array", "lines"]
 Indexes = npt.NDArray[np.int64]
+# Why a record is a reject: rejects of objects, the place of its first one among them, and the objects before these.
+_Cause = RejectError | tuple[Sequence[Reject], int, int]
 
 _BLANKS = b" \t\r"
 _PLACES: dict[Several, str] = {"array": "element [{}]", "lines": "line {}"}
@@ -96,33 +103,50 @@ class SeveralDecoder(JsonDecoder):
         if not records:
             return DecodeResult([], [], 0)
         objects = self._split(records)
-        excesses = self._excesses(objects, records)
-        if excesses:  # rows of these records are removed with their rejects
-            objects = self._split([b"{}" if row in excesses else value for row, value in enumerate(records)])
-        causes = {**objects.rejects, **excesses}
-        decoded, owners = DecodeResult([], [], 0), objects.records
-        if len(owners):
-            lines = Lines(objects.text)
-            decoded = super().decode(lines)
-            owners = owners[decoded.records_of_rows(lines)]
-        refused, firsts = np.unique(objects.records[rejected_rows(decoded.rejects)], return_index=True)
-        for record, first in zip(refused.tolist(), firsts.tolist(), strict=True):
-            if record not in causes:
-                reject = decoded.rejects[first]
-                place = self._place.format(objects.positions[reject.row])
-                causes[record] = RejectError(reject.column, f"{place}: {reject.reason}")
-        rejects = [Reject.of(index, records[index], cause.column, cause.reason) for index, cause in causes.items()]
-        return DecodeResult(decoded.batches, [], 0, owners).without(rejects, records)
+        excess = self._excess(objects, records)
+        if excess is not None:
+            return DecodeResult([], [Reject.of(0, records[0], excess.column, excess.reason)], 0, np.zeros(0, np.int64))
+        batches: list[pa.RecordBatch] = []
+        owners = [np.zeros(0, np.int64)]
+        causes: dict[int, _Cause] = dict(objects.rejects)
+        lines = Lines(objects.text) if len(objects.records) else []
+        for start, part, decoded in decode_in_parts(super().decode, lines) if lines else ():
+            of_objects = objects.records[start : start + len(part)]
+            batches += decoded.batches
+            owners.append(of_objects[decoded.records_of_rows(part)])
+            refused, firsts = np.unique(of_objects[rejected_rows(decoded.rejects)], return_index=True)
+            for record, first in zip(refused.tolist(), firsts.tolist(), strict=True):
+                causes.setdefault(record, (decoded.rejects, first, start))
+        place, positions = self._place, objects.positions
 
-    def _excesses(self, objects: Objects, records: Sequence[bytes]) -> dict[int, RejectError]:
-        """Return the rejects of records with so many objects that their rows would have too many values."""
+        def create(row: int) -> Reject:
+            cause = causes[row]
+            if isinstance(cause, RejectError):
+                return Reject.of(row, records[row], cause.column, cause.reason)
+            rejects, first, start = cause
+            reject = rejects[first]
+            where = place.format(positions[start + reject.row])
+            return Reject.of(row, records[row], reject.column, f"{where}: {reject.reason}")
+
+        rejects = LazyRejects(np.sort(np.fromiter(causes, np.int64, len(causes))), create)
+        return DecodeResult(batches, [], 0, np.concatenate(owners)).with_rejects(rejects, records)
+
+    def _excess(self, objects: Objects, records: Sequence[bytes]) -> RejectError | None:
+        """Return the reject of a record whose objects have too many values as rows; None if it has not.
+
+        Raises TooManyValues if several records have too many together.
+        """
         rows = np.bincount(objects.records, minlength=len(records))
-        width = sum(width_of(column.type) for column in self.columns)
-        return {
-            record: RejectError("", f"the {rows[record]:,} objects of the record have too many values as rows")
-            for record in np.flatnonzero(rows * width > MAX_VALUES).tolist()
-            if rows[record] * width > values_allowed(len(records[record]))
-        }
+        most, inside = rows * self._width, self._records.most_values(records)
+        most += 0 if inside is None else inside
+        if most.sum() <= VALUES_OF_PART:
+            return None
+        if len(records) > 1:
+            raise TooManyValues(most)
+        allowed = values_allowed(len(records[0]))
+        if most[0] <= allowed or rows[0] * self._width + self._tape.count(Lines(objects.text)) <= allowed:
+            return None
+        return RejectError("", f"the {rows[0]:,} objects of the record have too many values as rows")
 
 
 def _lines(values: Sequence[bytes]) -> Objects:

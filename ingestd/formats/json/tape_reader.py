@@ -56,7 +56,7 @@ from ingestd.formats.row_batches import (
     arrow_of,
     batch_of,
 )
-from ingestd.formats.values import offsets_of
+from ingestd.formats.values import offsets_of, width_of
 from ingestd.formats.values import spread as spread_all
 from ingestd.schema import Column, HiveType
 
@@ -97,6 +97,15 @@ class TapeReader:
             by_column = self._find(_Columns(Tape(values[start:end]), "ns", self._layout))
             absent -= {index for index, (tokens, _) in by_column.items() if (tokens != _MISSING).any()}
         return absent
+
+    def count(self, values: Sequence[bytes]) -> int:
+        """Return the number of values in the arrays and maps of records, also in equal keys of a map."""
+        total = 0
+        for start, end in pieces(values) if values else ():
+            columns = _Columns(Tape(values[start:end]), "ns", self._layout)
+            for index, place in self._find(columns).items():
+                total += columns.count(self._columns[index].type, *place)
+        return total
 
     def rows(self, values: Sequence[bytes]) -> Iterator[Rows]:
         """Yield the objects that are rows, of pieces of the records. Records without a row are left out."""
@@ -321,6 +330,22 @@ class _Columns:
     def column(self, column: Column, tokens: Ints, depth: int) -> pa.Array:
         """Return a column of one value per record, from what `find` yields."""
         return self._column(column.type, tokens, self._rows, depth)
+
+    def count(self, kind: HiveType, tokens: Ints, depth: int) -> int:
+        """Return the number of values in the arrays and maps that the tokens begin; the arguments are from `find`."""
+        if not kind.is_complex:
+            return 0
+        wanted = OPEN_ARRAY if kind.kind == "array" else OPEN_OBJECT
+        tokens = tokens[(tokens != _MISSING) & (self._tape.kind[tokens] == wanted)]
+        if kind.kind == "struct":
+            members = self._members(kind.names, tokens, depth)
+            return sum(
+                self.count(child, values, depth + 1) for child, values in zip(kind.children, members, strict=True)
+            )
+        _, items = self._tape.inside(tokens, depth)
+        item = kind.children[-1]
+        values = items if kind.kind == "array" else items + np.int32(2)  # behind their keys
+        return len(items) * width_of(item) + self.count(item, values, depth + 1)
 
     def _opened(self, tokens: Ints, wanted: int) -> Ints:
         """Return the tokens of the wanted kind, and _MISSING for others; records with a value of another are undecided.

@@ -225,15 +225,14 @@ def preview(
         check_query(table, options, engine().examine)
     static = partitioning_of(table, options).static
     excerpt = _read(options, ExcerptLimits(limit), start)
-    batches = excerpt.batches
-    decoded = _decode(options, table, batches)
+    decoded = _decode(options, table, excerpt.batches)
     alterations: list[str] = []
     # With a new column, records that had no field of the table may be rows, and need columns for their other fields.
     while (evolved := decoded.evolved) != table.columns:
         alterations += describe(table, evolved)
         table = replace(table, columns=evolved)
-        decoded = _decode(options, table, batches)
-    results = decoded.results
+        decoded = _decode(options, table, excerpt.batches)
+    batches, results = decoded.batches, decoded.results
     query = decoding_of(table, options).query
     if query is not None:
         partitioning = partitioning_of(table, options)
@@ -270,7 +269,7 @@ def take_sample(metastore: Metastore, options: MappingOptions, limits: ExcerptLi
     table, _ = find_target(metastore, options)
     excerpt = _read(options, limits, None)
     decoder = decoder_for(table, options)
-    rows = [rows for batch in excerpt.batches for rows in decoder.decode(batch).batches]
+    rows = [rows for batch in excerpt.batches for _, part in decoder.decode_in_parts(batch) for rows in part.batches]
     unreadable = excerpt.records - sum(len(batch.values) for batch in excerpt.batches)
     unfilled = _unfilled(decoder, excerpt.batches, rows)
     return Sample(excerpt.records, unreadable, sum(batch.num_rows for batch in rows), unfilled)
@@ -278,8 +277,12 @@ def take_sample(metastore: Metastore, options: MappingOptions, limits: ExcerptLi
 
 @dataclass(frozen=True, slots=True)
 class _Decoded:
-    """The results of some batches for a table, and the columns that the mapping would give it for them (`evolved`)."""
+    """The results of some batches for a table, and the columns that the mapping would give it for them (`evolved`).
 
+    `batches` are their parts that were decoded together.
+    """
+
+    batches: list[Batch]
     results: list[DecodeResult]
     evolved: tuple[Column, ...]
     unfilled: tuple[str, ...]
@@ -288,8 +291,10 @@ class _Decoded:
 
 def _decode(options: MappingOptions, table: Table, batches: Sequence[Batch]) -> _Decoded:
     decoder = decoder_for(table, options)
-    results = [decoder.decode(batch) for batch in batches]
+    parts = [part for batch in batches for part in decoder.decode_in_parts(batch)]
+    results = [decoded for _, decoded in parts]
     return _Decoded(
+        [part for part, _ in parts],
         results,
         columns_for(options.schema_evolution, decoder, table.shape, batches),
         _unfilled(decoder, batches, [rows for result in results for rows in result.batches]),

@@ -18,7 +18,7 @@ from ingestd.acid.constraints import unfit_rows
 from ingestd.acid.routing import Shape
 from ingestd.errors import ConfigError, encodable
 from ingestd.formats.avro.options import AvroOptions
-from ingestd.formats.decoder import ConstraintDecoder, without_tombstones
+from ingestd.formats.decoder import ConstraintDecoder, decode_in_parts, without_tombstones
 from ingestd.formats.json.envelope import envelope_of
 from ingestd.formats.json.layout import PLAIN
 from ingestd.formats.json.options import JsonOptions
@@ -112,7 +112,7 @@ def match(
     """
     columns = (*shape.columns, *shape.partition_columns)
     decoder = ConstraintDecoder(decoder_of(options, columns, registry), partial(unfit_rows, shape=shape))
-    rejects = decoder.decode(sample).rejects
+    rejects = [reject for _, _, part in decode_in_parts(decoder.decode, sample) for reject in part.rejects]
     seen = _with_all_rows(options) if isinstance(options, JsonOptions) else options
     fields = decoder_of(seen, columns, registry)
     values = without_tombstones(sample)
@@ -256,7 +256,7 @@ def _columns(values: Sequence[bytes], options: JsonOptions) -> tuple[Column, ...
     types = {column.name: column.type.known for column in decoder.needed_columns(values, others)}
 
     def rejects(column: Column) -> int:
-        return len(options.decoder([column]).decode(values).rejects)
+        return sum(len(part.rejects) for _, _, part in decode_in_parts(options.decoder([column]).decode, values))
 
     def column_of(name: str) -> Column:
         column = Column(name, types.get(name, _STRING))

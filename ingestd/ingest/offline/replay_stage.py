@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Protocol
@@ -107,8 +108,8 @@ class ReplayStage:
         unread: list[LetterGroup] = []
         replayed = 0
         try:
-            for letters in _by_topic(_with_record(remaining, unread)):
-                decoded = self._decode(decoder, letters)
+            topics = _by_topic(_with_record(remaining, unread))
+            for letters, decoded in chain.from_iterable(self._decode(decoder, of_topic) for of_topic in topics):
                 output.write(decoded.batches)
                 fits = np.ones(letters.num_rows, np.bool_)
                 fits[[reject.row for reject in decoded.rejects]] = False
@@ -130,15 +131,18 @@ class ReplayStage:
             return Output(self.access, self.task, name)
         return _QueriedOutput(self.engine(), query, self.access, self.task)
 
-    def _decode(self, decoder: RowDecoder, letters: pa.RecordBatch) -> DecodeResult:
+    def _decode(self, decoder: RowDecoder, letters: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, DecodeResult]]:
+        """Yield the letters in parts, with what their records become."""
+        start = 0
         batch = _batch(letters, keep_messages=self.task.rules.decoding.columns.need_messages)
-        decoded = decoder.decode(batch)
-        try:
-            require_columns(self.task.rules.evolution, decoder, self.task.table.shape, batch)
-        except ColumnsNeeded as error:
-            hint = "add them with ALTER TABLE, or let the mapping do so by reading a record with the same schema"
-            raise InvalidTable(error.what, where=f"mapping {self.task.mapping}", hint=hint) from error
-        return decoded
+        for part, decoded in decoder.decode_in_parts(batch):
+            try:
+                require_columns(self.task.rules.evolution, decoder, self.task.table.shape, part)
+            except ColumnsNeeded as error:
+                hint = "add them with ALTER TABLE, or let the mapping do so by reading a record with the same schema"
+                raise InvalidTable(error.what, where=f"mapping {self.task.mapping}", hint=hint) from error
+            yield letters.slice(start, len(part.values)), decoded
+            start += len(part.values)
 
 
 class _Output(Protocol):

@@ -23,6 +23,7 @@ from ingestd.formats.decoder import (
     DecodeResult,
     Evolving,
     Reject,
+    in_parts,
     is_utf8,
     without_tombstones,
     without_violations,
@@ -159,8 +160,20 @@ class RowDecoder:
         names = {column.name for column in (*shape.columns, *shape.partition_columns)}
         self._others = names.difference(column.name for column in columns.value_columns)
 
+    def decode_in_parts(self, batch: Batch) -> Iterator[tuple[Batch, DecodeResult]]:
+        """Yield the records of a batch, in parts whose memory is limited, each with what `decode` returns."""
+
+        def decode(part: slice) -> tuple[Batch, DecodeResult]:
+            of_part = batch if part == slice(0, len(batch.values)) else batch.part(part)
+            return of_part, self.decode(of_part)
+
+        return in_parts(len(batch.values), decode)
+
     def decode(self, batch: Batch) -> DecodeResult:
-        """Return the rows and the rejects of a batch, which needs messages if `KafkaColumns.need_messages`."""
+        """Return the rows and the rejects of a batch, which needs messages if `KafkaColumns.need_messages`.
+
+        Raises TooManyValues for several records.
+        """
         decoded = self._columns.fill(batch, self._values.decode(batch.values))
         decoded = self._partitioning.fill(decoded)
         return without_violations(decoded, batch.values, self._find_violations)

@@ -267,7 +267,7 @@ class _Source:
         self._firsts: list[FirstRecord] = []
 
     def read(self) -> Iterator[DecodeResult]:
-        """Yield the decoded batches. Raises ColumnsNeeded for all of them after the last one."""
+        """Yield the decoded parts of batches. Raises ColumnsNeeded for all of them after the last one."""
         needed: ColumnsNeeded | None = None
         task, decoder = self._task, self._decoder
         has_letters = task.rules.on_error == "dead_letter"
@@ -283,21 +283,21 @@ class _Source:
             self._records, self._size = self._records + len(batch.values), self._size + batch.size
             if task.max_bytes is not None and self._size > task.max_bytes and task.offsets > 1:
                 raise TransactionTooLarge(self._records, self._size)
-            decoded = decoder.decode(batch)
-            try:
-                require_columns(task.rules.evolution, decoder, task.table.shape, batch)
-            except ColumnsNeeded as error:
-                needed = error
-            if needed is not None:  # the other batches may need more columns, or other types
-                continue
-            self._skipped, self._rows = self._skipped + decoded.skipped, self._rows + decoded.rows
-            _stop_at_rejects(task, batch, decoded)
-            self._count(Rejects.of(batch, decoded.rejects))
-            if has_letters:
-                self._letters.write(batch, decoded.rejects)
             self._firsts += batch.firsts
             self._throttled += batch.throttled_seconds
-            yield decoded
+            for part, decoded in decoder.decode_in_parts(batch):
+                try:
+                    require_columns(task.rules.evolution, decoder, task.table.shape, part)
+                except ColumnsNeeded as error:
+                    needed = error
+                if needed is not None:  # the other records may need more columns, or other types
+                    continue
+                self._skipped, self._rows = self._skipped + decoded.skipped, self._rows + decoded.rows
+                _stop_at_rejects(task, part, decoded)
+                self._count(Rejects.of(part, decoded.rejects))
+                if has_letters:
+                    self._letters.write(part, decoded.rejects)
+                yield decoded
         if needed is not None:
             raise needed
 
