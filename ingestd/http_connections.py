@@ -119,14 +119,14 @@ class KeptConnections:
         """Return the HTTP status, the name of the status and the body of the answer to a GET request.
 
         The headers of `login` are not sent to the place of a redirect. The request is sent again if it was sent on a
-        connection of an earlier one, which the server may have ended. Raises what `tls` raises, ValueError for the
+        connection of an earlier one, which the server may have ended, and no answer has begun. Raises what `tls` raises, ValueError for the
         place of a redirect, HTTPException, and OSError, also for a body of more than `max_bytes` bytes, or of fewer
         than its header says.
         """
         try:
             return self._exchange(url, limit, max_bytes, headers, login)
         except (OSError, HTTPException):
-            if not self._handler.has_reused or limit.passed:
+            if not self._handler.may_repeat or limit.passed:
                 raise
         return self._exchange(url, limit, max_bytes, headers, login)
 
@@ -136,7 +136,7 @@ class KeptConnections:
         request = urllib.request.Request(url, headers=dict(headers))  # noqa: S310 - the caller checks the scheme
         for name, value in login.items():
             request.add_unredirected_header(name, value)
-        self._handler.has_reused = False
+        self._handler.may_repeat = False
         response: HTTPResponse | urllib.error.HTTPError
         with ExitStack() as failed, LimitedConnections(limit) as self._handler.limited:
             failed.callback(self.close)  # the rest of an answer would be read as the next one
@@ -159,7 +159,7 @@ class _Handler(urllib.request.HTTPHandler):
     """Opens the requests of `KeptConnections`. Those of urllib end a connection after each answer."""
 
     limited: LimitedConnections
-    has_reused = False
+    may_repeat = False  # the request was sent on a connection of an earlier one, and no answer has begun
 
     def __init__(self, tls: Callable[[], ssl.SSLContext]) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ class _Handler(urllib.request.HTTPHandler):
         key = request.type, request.host, headers["Host"] if has_tunnel else ""
         connection = self._kept.get(key)
         if connection is not None and _is_idle(connection):
-            self.has_reused = True
+            self.may_repeat = True
             self.limited.resume(connection)
         else:
             if connection is not None:
@@ -200,6 +200,7 @@ class _Handler(urllib.request.HTTPHandler):
                 connection.set_tunnel(headers["Host"], headers=proxy)
         connection.request(request.get_method(), request.selector, headers=headers)
         response = connection.getresponse()
+        self.may_repeat = False
         response.msg = response.reason  # type: ignore[assignment]  # which other handlers of urllib read
         return response
 

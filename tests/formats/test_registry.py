@@ -391,10 +391,21 @@ def test_schema_when_the_answer_arrives_byte_by_byte_then_raises_unavailable(
         Registry(RegistryOptions(f"{scheme}://{server}", timeout=0.5)).schema(1, "AVRO")
 
 
-def test_schema_when_a_later_answer_on_a_connection_arrives_byte_by_byte_then_raises_unavailable() -> None:
+def _first_answer() -> bytes:
     body = json.dumps({"schema": OLD}).encode()
-    first = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
-    with _endless(b"HTTP/1.1 200 OK\r\nA: ", b"a", 0.05, first) as server:
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+def test_schema_when_a_later_answer_on_a_connection_is_too_long_then_it_is_not_requested_again() -> None:
+    with _endless(_HEAD, b" " * 1_000_000, 0, _first_answer()) as server:
+        registry = Registry(RegistryOptions(f"http://{server}"))
+        assert registry.schema(1, "AVRO").text == OLD
+        with pytest.raises(RegistryUnavailable, match="the answer is longer than"):
+            registry.schema(2, "AVRO")
+
+
+def test_schema_when_a_later_answer_on_a_connection_arrives_byte_by_byte_then_raises_unavailable() -> None:
+    with _endless(b"HTTP/1.1 200 OK\r\nA: ", b"a", 0.05, _first_answer()) as server:
         registry = Registry(RegistryOptions(f"http://{server}", timeout=0.5))
         assert registry.schema(1, "AVRO").text == OLD
         with pytest.raises(RegistryUnavailable, match=r"after 0\.5 s \(registry\.tim"):
