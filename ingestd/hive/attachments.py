@@ -6,7 +6,7 @@ Invariant: to create or to drop one of them again has no effect, so that a repea
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -189,6 +189,16 @@ class Constraint:
             for field in ("table_db", "pktable_db", "fktable_db"):
                 if getattr(column, field, None) == source:
                     setattr(column, field, database)
+        return Constraint(self.kind, columns)
+
+    def renamed(self, database: str, names: Mapping[str, str]) -> Constraint:
+        """Return the constraint with other names for those tables of `database` that are in `names`."""
+        columns = copy.deepcopy(self.columns)
+        for column in columns:
+            for prefix in ("", "pk", "fk"):
+                name = str(getattr(column, f"{prefix}table_name", ""))
+                if name in names and getattr(column, f"{prefix}table_db") == database:
+                    setattr(column, f"{prefix}table_name", names[name])
         return Constraint(self.kind, columns)
 
 

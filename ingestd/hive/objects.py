@@ -411,15 +411,20 @@ def all_partition_names(metastore: Metastore, table: TableName) -> list[str]:
     return list(metastore.call("get_partition_names", table.database, table.table, -1))
 
 
-def find_partitions(metastore: Metastore, table: TableName, names: Sequence[str]) -> Iterator[PartitionObject]:
-    """Yield the partitions in `names` that exist, with column statistics. Raises InvalidTable, MetastoreUnavailable."""
+def find_partitions(
+    metastore: Metastore, table: TableName, names: Sequence[str], *, column_statistics: bool = True
+) -> Iterator[PartitionObject]:
+    """Yield the partitions in `names` that exist, with the statistics of their columns unless these are not needed.
+
+    Raises InvalidTable and MetastoreUnavailable.
+    """
 
     def read(some: Sequence[str]) -> list[Any]:
         request = ttypes.GetPartitionsByNamesRequest(
             db_name=table.database,
             tbl_name=table.table,
             names=list(some),
-            get_col_stats=True,
+            get_col_stats=column_statistics,
             engine=_ENGINE,
             processorCapabilities=CAPABILITIES,
             processorIdentifier=_CLIENT,

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from hive_metastore import ttypes
 
+from ingestd.hive.client import Metastore
 from ingestd.hive.objects import (
     PartitionObject,
-    TableObject,
     alter_partitions,
-    alter_table,
     drop_partitions,
     drop_table,
     find_partitions,
@@ -20,11 +21,16 @@ from ingestd.hive.objects import (
 )
 from ingestd.hive.tables import TableName
 from ingestd.replication.cluster import Cluster
+from ingestd.replication.directory.event_records import PartitionColumnsRecord
+from ingestd.replication.directory.manifest import Manifest
+from ingestd.replication.directory.protocol import Dump
 from ingestd.replication.dump.bootstrap import DumpStep
 from ingestd.replication.statements.scope import Scope
 from ingestd.replication.verify.content import Verdict
 from ingestd.replication.verify.tables import TableReport, verify
+from ingestd.storage.contract import child
 from ingestd.storage.storages import Storages
+from tests.support.proxy import proxy
 from tests.support.replica import Side
 from tests.support.replica_changes import alter, renamed, with_column
 from tests.support.replica_following import Following
@@ -46,13 +52,6 @@ def _make(following: Following, table: str, parameters: dict[str, str] = EXTERNA
     else:
         insert(side, name, [(number, day) for number, day in enumerate(_DAYS)])
     return name
-
-
-def _cascade(following: Following, name: TableName, change: Callable[[TableObject], None]) -> None:
-    """Change the columns of a table of the source and of its partitions, as ALTER TABLE … CASCADE does."""
-    table = table_of(following.replica.source.metastore, name)
-    change(table)
-    alter_table(following.replica.source.metastore, name, table, cascade=True)
 
 
 def _partitions(side: Side, name: TableName, *days: str) -> Iterator[PartitionObject]:
@@ -99,7 +98,7 @@ def test_partitions_when_an_alteration_is_cascaded_then_have_its_columns(
 ) -> None:
     name = _make(following, "t", parameters)
     following.cycle()
-    _cascade(following, name, with_column)
+    alter(following, name, with_column, cascade=True)
     assert following.cycle().bootstrapped == ()
     _assert_columns(following, "t", *[["id bigint", "c1 int"]] * 3)
     alter(following, name, with_column)
@@ -115,7 +114,7 @@ def test_partitions_when_the_table_and_they_change_in_one_cycle_then_have_the_la
     side, name = following.replica.source, _make(following, "t")
     following.cycle()
     _alter_partition(following, name, "a", "own")
-    _cascade(following, name, with_column)
+    alter(following, name, with_column, cascade=True)
     _alter_partition(following, name, "a", "own")
     (partition,) = _partitions(side, name, "b")
     partition.raw.values = ["d"]
@@ -124,7 +123,7 @@ def test_partitions_when_the_table_and_they_change_in_one_cycle_then_have_the_la
     side.metastore.call("append_partition", name.database, name.table, ["e"])
     alter(following, name, with_column)
     alter(following, name, renamed("u"))
-    _cascade(following, following.name("u"), with_column)
+    alter(following, following.name("u"), with_column, cascade=True)
     _alter_partition(following, following.name("u"), "e", "later")
     following.dump()
     assert following.load_interrupted() > 3
@@ -132,35 +131,89 @@ def test_partitions_when_the_table_and_they_change_in_one_cycle_then_have_the_la
     _assert_columns(following, "u", every, every, [*every, "later string"], days=("a", "d", "e"))
 
 
-def test_partitions_when_their_table_goes_after_the_dump_then_the_next_cycles_make_them_equal(
+def test_partitions_when_their_table_is_dropped_after_the_dump_then_the_next_cycles_make_them_equal(
     following: Following,
 ) -> None:
-    side, moved, dropped, again = following.replica.source, *(_make(following, name) for name in ("t", "gone", "again"))
+    side, dropped, again = following.replica.source, *(_make(following, name) for name in ("gone", "again"))
     following.cycle()
-    for name in (moved, dropped, again):
-        _cascade(following, name, with_column)
+    for name in (dropped, again):
+        alter(following, name, with_column, cascade=True)
 
     def change(step: DumpStep) -> None:
-        """Rename and drop the tables after the last event of the dump."""
+        """Drop the tables after the last event of the dump."""
         if step is DumpStep.EVENTS:
-            alter(following, moved, renamed("u"))
             for name in (dropped, again):
                 drop_table(side.metastore, name, delete_data=False)
             _make(following, "again")
 
     following.dump(observe=change)
-    following.load()
-    following.cycle()  # the copy of the table that was renamed is lost
+    assert following.load().bootstrapped == ("again",)
     following.cycle()
-    _assert_columns(following, "u", *[["id bigint", "c1 int"]] * 3)
     _assert_columns(following, "again", *[["id bigint"]] * 3)
+
+
+def test_columns_when_not_cascaded_then_no_partition_of_the_target_is_read(following: Following) -> None:
+    name = _make(following, "t", ACID)
+    following.cycle()
+    for _ in range(3):
+        alter(following, name, with_column)
+    following.dump()
+    calls = _calls_of_load(following)
+    assert calls["alter_table_req"] == 3
+    assert not calls["get_partitions_by_names_req"] + calls["alter_partitions_req"]
+    _assert_columns(following, "t", *[["id bigint"]] * 3)
+
+
+def test_columns_when_cascaded_several_times_in_a_cycle_then_each_side_handles_the_partitions_once(
+    following: Following,
+) -> None:
+    name = _make(following, "t", ACID)
+    following.cycle()
+    for _ in range(3):
+        alter(following, name, with_column, cascade=True)
+    with proxy(following.replica.source.uri) as between, closing(Metastore(between.uri)) as source:
+        dump = following.dump(metastore=source)
+        assert between.calls["get_partitions_by_names_req"] == 1
+    (record,) = _manifest(following, dump).read(PartitionColumnsRecord)
+    assert record.partitions == ()
+    calls = _calls_of_load(following)
+    assert not calls["get_partitions_by_names_req"] + calls["alter_partitions_req"]
+    _assert_columns(following, "t", *[["id bigint", "c1 int", "c2 int", "c3 int"]] * 3)
+
+
+def test_columns_when_some_partitions_have_those_of_a_change_then_only_these_are_changed(following: Following) -> None:
+    side, name = following.replica.source, _make(following, "t")
+    following.cycle()
+    alter(following, name, with_column, cascade=True)
+    for day in _DAYS:
+        _alter_partition(following, name, day, "own")
+    alter(following, name, with_column)
+    side.metastore.call("append_partition", name.database, name.table, ["new"])
+    (record,) = _manifest(following, following.dump()).read(PartitionColumnsRecord)
+    assert record.partitions == ("day=new",)
+    following.load()
+    own = ["id bigint", "c1 int", "own string"]
+    _assert_columns(following, "t", own, own, own, ["id bigint", "c1 int", "c2 int"], days=(*_DAYS, "new"))
+
+
+def _manifest(following: Following, dump: Dump) -> Manifest:
+    payload = following.directory.metadata(dump).payload
+    assert payload
+    return Manifest(Storages().at(dump.uri), child(dump.uri, payload))
+
+
+def _calls_of_load(following: Following) -> Counter[str]:
+    """Load the dump that is not loaded; return how often each method of the metastore was called."""
+    with proxy(following.replica.target.uri) as between, closing(Metastore(between.uri)) as target:
+        following.load(metastore=target)
+        return between.calls.copy()
 
 
 def test_verification_when_definitions_of_partitions_differ_then_says_so(following: Following) -> None:
     target, name = following.replica.target.metastore, _make(following, "t")
     copied = TableName(following.target, "t")
     following.cycle()
-    _cascade(following, name, with_column)
+    alter(following, name, with_column, cascade=True)
     assert _report(following, "t").verdict is Verdict.NOT_COMPARABLE
     following.cycle()
     assert _report(following, "t").verdict is Verdict.EQUAL

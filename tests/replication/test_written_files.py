@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from ingestd.hive.events import Write, WrittenFile
+from ingestd.hive.events import Event, Write, WrittenFile
 from ingestd.hive.tables import TableName
-from ingestd.replication.dump.written_files import CommittedWrite, Move, WrittenFiles
+from ingestd.replication.dump.moves import Moves
+from ingestd.replication.dump.written_files import CommittedWrite, WrittenFiles
 from ingestd.storage.storages import Storages
+from tests.support.replica_events import dropped, moves_of, table_renamed
 
 Found = list[tuple[str, str, str, int]]
 
@@ -25,7 +27,11 @@ def _write(path: Path, content: str) -> str:
     return f"file:{path}"
 
 
-def _found(moves: list[Move], *files: WrittenFile, event: int = 5) -> Found:
+def _moves(*events: Event) -> Moves:
+    return moves_of("db", *events)
+
+
+def _found(moves: Moves, *files: WrittenFile, event: int = 5) -> Found:
     """Return directory, name, path and length of the files of one write."""
     write = Write(TableName("db", "t"), "", 3, files, "", "")
     found = WrittenFiles(Storages(), moves, [CommittedWrite(event, write)])
@@ -48,7 +54,7 @@ def test_files_when_in_place_then_have_their_lengths_and_side_files(table: Path)
     version = _write(table / "delta_3_3_0000/_orc_acid_version", "2")
     files = [WrittenFile(file, "", "", "delta_3_3_0000") for file in (uri, version)]
     path = f"{table}/delta_3_3_0000/bucket_00000"
-    assert _found([], *files) == [
+    assert _found(_moves(), *files) == [
         ("delta_3_3_0000", "bucket_00000", path, 4),
         ("delta_3_3_0000", "bucket_00000_flush_length", f"{path}_flush_length", 8),
     ]
@@ -57,38 +63,38 @@ def test_files_when_in_place_then_have_their_lengths_and_side_files(table: Path)
 def test_files_when_in_directories_of_a_union_then_keep_them_apart(table: Path) -> None:
     parts = ["delta_3_3_0000/HIVE_UNION_SUBDIR_1", "delta_3_3_0000/HIVE_UNION_SUBDIR_2"]
     files = [WrittenFile(_write(table / part / "000000_0", part[-1]), "", "", "delta_3_3_0000") for part in parts]
-    assert [directory for directory, *_ in _found([], *files)] == parts
+    assert [directory for directory, *_ in _found(_moves(), *files)] == parts
 
 
 def test_file_when_of_a_compaction_then_its_directory_has_no_transaction(table: Path) -> None:
     uri = _write(table / "base_3_v12/bucket_00000", "rows")
-    assert _found([], WrittenFile(uri, "", "", "base_3_v12"))[0][0] == "base_3"
+    assert _found(_moves(), WrittenFile(uri, "", "", "base_3_v12"))[0][0] == "base_3"
 
 
 def test_file_when_its_table_was_renamed_since_then_is_found_under_the_new_name(table: Path) -> None:
     _write(table.with_name("u") / "delta_3_3_0000/bucket_00000", "rows")
     file = WrittenFile(f"file:{table}/delta_3_3_0000/bucket_00000", "", "", "delta_3_3_0000")
     there = str(table.with_name("u") / "delta_3_3_0000/bucket_00000")
-    move = Move(6, f"file:{table}", f"file:{table.with_name('u')}")
-    assert _found([move], file) == [("delta_3_3_0000", "bucket_00000", there, 4)]
-    assert _found([move], file, event=7)[0][3] == -1
+    rename = table_renamed(6, "db.t", "db.u", f"file:{table}", f"file:{table.with_name('u')}")
+    assert _found(_moves(rename), file) == [("delta_3_3_0000", "bucket_00000", there, 4)]
+    assert _found(_moves(rename), file, event=7)[0][3] == -1
 
 
 def test_file_when_its_table_was_dropped_since_then_is_left_out(table: Path) -> None:
     file = WrittenFile(f"file:{table}/delta_3_3_0000/bucket_00000", "", "", "delta_3_3_0000")
-    assert _found([Move(6, f"file:{table}", None)], file) == []
+    assert _found(_moves(dropped(6, "db.t", f"file:{table}")), file) == []
 
 
 def test_file_when_removed_then_is_found_in_the_archive_of_the_change_manager(table: Path, tmp_path: Path) -> None:
     uri = f"file:{table}/delta_3_3_0000/bucket_00000"
     file = WrittenFile(uri, "c0ffee", f"file:{tmp_path}/cm", "delta_3_3_0000")
-    assert _found([], file)[0][3] == -1
+    assert _found(_moves(), file)[0][3] == -1
     _write(tmp_path / "cm/bucket_00000_c0ffee", "rows")
-    assert _found([], file)[0][3] == 4
+    assert _found(_moves(), file)[0][3] == 4
 
 
 def test_file_when_of_a_transaction_batch_then_is_unusable(table: Path) -> None:
     uri = _write(table / "delta_3_5/bucket_00000", "rows")
     write = Write(TableName("db", "t"), "", 3, (WrittenFile(uri, "", "", "delta_3_5"),), "", "")
-    found = WrittenFiles(Storages(), [], [CommittedWrite(5, write)])
+    found = WrittenFiles(Storages(), _moves(), [CommittedWrite(5, write)])
     assert found.unusable() == {"t": f"transactions share the file {uri}"}

@@ -48,11 +48,13 @@ def truncate(following: Following, name: TableName, *partitions: str) -> None:
     commit(metastore, txn)
 
 
-def alter(following: Following, name: TableName, change: Callable[[TableObject], None]) -> None:
-    """Change the definition of a table of the source."""
+def alter(
+    following: Following, name: TableName, change: Callable[[TableObject], None], *, cascade: bool = False
+) -> None:
+    """Change the definition of a table of the source, and with `cascade` the columns of its partitions."""
     table = table_of(following.replica.source.metastore, name)
     change(table)
-    alter_table(following.replica.source.metastore, name, table)
+    alter_table(following.replica.source.metastore, name, table, cascade=cascade)
 
 
 def renamed(to: str) -> Callable[[TableObject], None]:

@@ -66,9 +66,13 @@ class Following:
         scope: Scope | None = None,
         events: int = EVENTS_PER_CYCLE,
         observe: Callable[[DumpStep], None] = lambda _: None,
+        metastore: Metastore | None = None,
     ) -> Dump:
-        """Dump the events after the last dump, in the scope of the last dump by default."""
-        source = Cluster(self.replica.source.metastore, Storages())
+        """Dump the events after the last dump, in the scope of the last dump by default.
+
+        `metastore` is another connection to the source.
+        """
+        source = Cluster(metastore or self.replica.source.metastore, Storages())
         scope = scope or self.directory.dumps()[-1].state.scope
         dump = self.directory.begin_dump(scope, EventLog(source.metastore).current_id)
         assert isinstance(dump, Dump), dump

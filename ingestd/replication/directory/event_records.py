@@ -89,7 +89,7 @@ class PartitionColumnsRecord:
     """The columns of partitions after an event that changed the columns of their table.
 
     `text` is the JSON of the columns, each of which is a list of its name, type and comment. `partitions` contains the
-    escaped names.
+    escaped names; none if all partitions of the table have its columns.
     """
 
     kind: ClassVar[str] = "partition_columns"

@@ -112,7 +112,10 @@ class AbortedRecord:
 
 @dataclass(frozen=True, slots=True)
 class WithoutDirectoryRecord:
-    """A partition, or a table if `partition` is '', that is listed as empty because its directory was missing."""
+    """A partition, or a table if `partition` is '', that is listed as empty because its directory was missing.
+
+    So is a table of which only a part is listed, because it was renamed or dropped meanwhile.
+    """
 
     kind: ClassVar[str] = "without_directory"
     table: str

@@ -133,13 +133,17 @@ def _require_complete(source: Cluster, name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TableListing:
-    """Lists the objects of a snapshot into a manifest; appends the directories of external tables to `external`."""
+    """Lists the objects of a snapshot into a manifest; appends the directories of external tables to `external`.
+
+    `recorded` contains the names of tables in the manifest, unless they are those on the source.
+    """
 
     source: Cluster
     snapshot: TablesSnapshot
     writer: ManifestWriter
     external: list[ExternalDirectory]
     observe: Callable[[DumpStep], None]
+    recorded: Mapping[str, str] = field(default_factory=dict)
 
     def run(self, tables: Sequence[TableName], database: str) -> None:
         """List the database, its tables and its functions."""
@@ -152,25 +156,32 @@ class TableListing:
             if function.resources:  # a function without files is on the class path of the servers
                 self.writer.add(FunctionRecord(function.text))
 
-    def add_tables(self, tables: Sequence[TableName]) -> None:
-        """List the tables that exist, except materialized views."""
+    def add_tables(self, tables: Sequence[TableName]) -> list[TableName]:
+        """List the tables that exist, except materialized views; return their names."""
+        listed = []
         for name in tables:
             table = find_table(self.source.metastore, name)
             if table is not None and table.kind is not TableKind.MATERIALIZED_VIEW:
                 self._add_table(table, tables)
+                listed.append(name)
                 self.observe(DumpStep.TABLE)
+        return listed
+
+    def _recorded(self, table: TableObject) -> str:
+        return self.recorded.get(table.name.table, table.name.table)
 
     def _add_table(self, table: TableObject, listed: Container[TableName]) -> None:
         """List a table, its constraints, and the foreign keys that refer to it, except those of tables in `listed`."""
-        name = table.name
+        name, recorded = table.name, self._recorded(table)
         ids = self.snapshot.write_ids[name]
         is_transactional = table.kind.is_transactional
-        self.writer.add(TableRecord(name.table, for_copy(table, ids).text, as_text(ids) if is_transactional else ""))
+        self.writer.add(TableRecord(recorded, for_copy(table, ids).text, as_text(ids) if is_transactional else ""))
         try:
             own = list_constraints(self.source.metastore, name)
             references = list_references(self.source.metastore, name)
             for constraint in (*own, *(foreign for foreign in references if foreign.table not in listed)):
-                self.writer.add(ConstraintRecord(name.table, constraint.kind.value, constraint.texts))
+                renamed = constraint.renamed(name.database, self.recorded)
+                self.writer.add(ConstraintRecord(recorded, constraint.kind.value, renamed.texts))
             if table.kind is TableKind.EXTERNAL:
                 self.external.extend(directories(name.table, table.location, {}))
             if table.partition_columns:
@@ -181,11 +192,12 @@ class TableListing:
         except (InvalidTable, NotFound):
             if find_table(self.source.metastore, name) is not None:
                 raise
+            self.writer.add(WithoutDirectoryRecord(recorded, WHOLE_TABLE))
 
     def _add_partitions(self, table: TableObject, partitions: Sequence[PartitionObject], ids: ValidWriteIds) -> None:
         names = [table.partition_name(member.values) for member in partitions]
         for name, partition in zip(names, partitions, strict=True):
-            self.writer.add(PartitionRecord(table.name.table, name, for_copy(partition, ids).text))
+            self.writer.add(PartitionRecord(self._recorded(table), name, for_copy(partition, ids).text))
         if table.kind is TableKind.EXTERNAL:
             locations = {name: partition.location for name, partition in zip(names, partitions, strict=True)}
             self.external.extend(directories(table.name.table, table.location, locations)[1:])
@@ -196,12 +208,12 @@ class TableListing:
         for partition, files in self._visible_files(table, locations, ids).items():
             aborted: set[int] = set()
             for file in files:
-                where = (table.name.table, partition, file.directory, file.name)
+                where = (self._recorded(table), partition, file.directory, file.name)
                 self.writer.add(FileRecord(*where, file.uri, file.length, file.written))
                 if file.batch:
                     aborted.update(write_id for write_id in ids.aborted if write_id in file.batch)
             if aborted:
-                self.writer.add(AbortedRecord(table.name.table, partition, tuple(sorted(aborted))))
+                self.writer.add(AbortedRecord(self._recorded(table), partition, tuple(sorted(aborted))))
 
     def _visible_files(
         self, table: TableObject, locations: Mapping[str, str], ids: ValidWriteIds
@@ -223,13 +235,15 @@ class TableListing:
             for name in [name for name in missing if listed[name] is None]:
                 if name not in current:
                     listed[name] = []
+                    if name == WHOLE_TABLE:
+                        self.writer.add(WithoutDirectoryRecord(self._recorded(table), name))
                 elif current[name] != locations[name]:
                     raise NotFound("the directory was moved during the dump", where=locations[name])
                 elif longest.passed:
                     self._require_above(table, locations[name])
                     listed[name] = []
                     without_directory.append(name)
-                    self.writer.add(WithoutDirectoryRecord(table.name.table, name))
+                    self.writer.add(WithoutDirectoryRecord(self._recorded(table), name))
         if without_directory:
             first, count = locations[without_directory[0]], len(without_directory)
             _log.warning("the dump has no rows of %d missing directories of the table %s: %s", count, table.name, first)
@@ -264,5 +278,5 @@ class TableListing:
         if not table.partition_columns:
             current = find_table(self.source.metastore, table.name)
             return {} if current is None else {WHOLE_TABLE: current.location}
-        partitions = find_partitions(self.source.metastore, table.name, list(names))
+        partitions = find_partitions(self.source.metastore, table.name, list(names), column_statistics=False)
         return {table.partition_name(partition.values): partition.location for partition in partitions}

@@ -16,7 +16,7 @@ import threading
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ingestd.hive.attachments import Constraint, ConstraintKind
@@ -84,7 +84,6 @@ class Changes:
         self._bootstrapped = set(wanted.tables)
         self._events: list[EventRecord] = []
         self._renames: list[tuple[int, str, str]] = []
-        self._drops: list[tuple[int, str, str]] = []
         self._column_changes: list[ColumnChange] = []
         self._kinds = _Kinds(wanted.views)
         self._outcomes = Outcomes()
@@ -157,17 +156,10 @@ class Changes:
                 yield write
 
     def column_changes(self) -> Iterator[ColumnChange]:
-        """Yield the changes of the columns of partitioned tables that are to be replayed and not dropped later."""
+        """Yield the changes of the columns of partitioned tables that are to be replayed."""
         for change in self._column_changes:
-            last = self.last_name(change.event, change.table)
-            if last and self.is_replayed(change.event, change.table):
-                yield replace(change, last=last)
-
-    def last_name(self, event: int, table: str) -> str:
-        """Return the name that a table of an event has after all changes; '' if it is dropped."""
-        for _, old, new in sorted(each for each in [*self._renames, *self._drops] if each[0] > event):
-            table = new if old == table else table
-        return table
+            if self.is_replayed(change.event, change.table):
+                yield change
 
     def is_aborted(self, event: int, table: str, write_id: int) -> bool:
         """Return whether the events tell that the transaction aborts that had a write id of a table at an event."""
@@ -200,8 +192,6 @@ class Changes:
             self._keep(EventRecord(event.id, event.type, "", event.text))
         elif event.type in _OF_TABLE and self._wanted.scope.contains(event.table):
             self._add_rows(event)
-            if event.type == "DROP_TABLE":
-                self._drops.append((event.id, event.table, ""))
             if event.type in {"CREATE_TABLE", "DROP_TABLE"}:
                 self._kinds.add(event.id, event.table, is_view=event.message.get("tableType") == _VIEW)
             self._keep(EventRecord(event.id, event.type, event.table, event.text))
@@ -263,7 +253,7 @@ class Changes:
             if old != new:
                 self._renames.append((event.id, old, new))
             elif before.columns != after.columns and after.partition_columns and after.kind not in _VIEWS:
-                self._column_changes.append(ColumnChange(event.id, new, new, before.identity))
+                self._column_changes.append(ColumnChange(event.id, new, after.columns))
             if _is_replaced(before, after):
                 self._bootstrapped.add(new)
             self._kinds.add(event.id, old, is_view=before.kind is TableKind.MATERIALIZED_VIEW)
@@ -271,7 +261,6 @@ class Changes:
         else:
             text = json.dumps({"tableObjJson": message["tableObjBeforeJson"]})
             self._keep(EventRecord(event.id, "DROP_TABLE", old, text))
-            self._drops.append((event.id, old, ""))
 
     def _add_foreign_key(self, event: Event) -> None:
         """Keep a foreign key as a change of its table; the event has the name of the table to which it refers."""

@@ -8,9 +8,9 @@ the dump, or the dump does not contain the state.
 A table that cannot be followed by events is bootstrapped in the dump: one that has come into scope, one that the
 target asks for, one of which a file has vanished, one that is written in transaction batches, one whose TRUNCATE has
 not ended in the events, one that was external or in another directory, a managed one without transactions that was
-written, one that was dropped or renamed after the dump when the columns of its partitions are read, and one of which it
-is not known whether it was overwritten without rows. It is listed in a snapshot after the last event of the dump, as in
-a dump of the whole database, and its events are left out.
+written, one that was dropped after the dump when the columns of its partitions are read, and one of which it is not
+known whether it was overwritten without rows. It is listed in a snapshot after the last event of the dump, as in a dump
+of the whole database, and its events are left out. The target gets it under the name that it had at that event.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ingestd.hive.events import EventLog
@@ -40,8 +40,9 @@ from ingestd.replication.directory.protocol import Dump
 from ingestd.replication.dump.bootstrap import DumpStep, TableListing
 from ingestd.replication.dump.changes import Changes, Wanted
 from ingestd.replication.dump.empty_overwrites import EmptyOverwrites, candidates
+from ingestd.replication.dump.moves import Moves, events_with_moves
 from ingestd.replication.dump.partition_columns import PartitionColumns
-from ingestd.replication.dump.written_files import WrittenFiles, moves_since
+from ingestd.replication.dump.written_files import WrittenFiles
 from ingestd.replication.external import ExternalDirectory, directories, store_directories
 from ingestd.replication.statements.scope import Scope
 
@@ -84,8 +85,10 @@ def dump_incremental(
     directory = f"manifest-{uuid.uuid4()}"
     manifest = source.storages.location(dump.uri).make_directory(directory)
     writer = ManifestWriter(source.storages.at(dump.uri), manifest)
-    _write_changes(source, log, changes, writer)
-    _write_tables(source, log, changes, writer, options, stop)
+    moves = Moves(events_with_moves(log), state.scope.database, state.from_event)
+    _write_changes(source, moves, changes, writer)
+    if tables := _write_tables(source, moves, changes, writer, options, stop):
+        writer.add(BootstrapRecord(tables, log.current_id()))
     store_directories(writer, list(_external_directories(source, state.scope)))
     if changes.position >= newest:
         writer.add(TransactionsRecord(transactions.text))
@@ -105,24 +108,21 @@ def dump_incremental(
     )
 
 
-def _write_changes(source: Cluster, log: EventLog, changes: Changes, writer: ManifestWriter) -> None:
+def _write_changes(source: Cluster, moves: Moves, changes: Changes, writer: ManifestWriter) -> None:
     """Write the events, and the writes with their files, of the tables whose files are complete."""
-    writes, database = changes.writes(), changes.scope.database
+    writes = changes.writes()
     overwritten = [
-        (candidate, last)
+        candidate
         for candidate in candidates(changes.events(), writes)
-        if (last := changes.last_name(candidate.event, candidate.table))
-        and not changes.is_aborted(candidate.event, candidate.table, candidate.write_id)
+        if not changes.is_aborted(candidate.event, candidate.table, candidate.write_id)
     ]
-    events = [write.event for write in writes[:1]] + [candidate.event for candidate, _ in overwritten[:1]]
-    moves = moves_since(log, min(events), database) if events else []
     files = WrittenFiles(source.storages, moves, writes)
-    overwrites = EmptyOverwrites.find(source, database, overwritten, moves)
+    overwrites = EmptyOverwrites.find(source, moves, overwritten)
     unusable = {**files.unusable(), **overwrites.unknown}
     for table, reason in unusable.items():
         _log.warning("the dump contains all of the table %s, because %s", table, reason)
     changes.bootstrap({*unusable, *changes.truncated()})
-    columns = PartitionColumns.read(source.metastore, database, changes.column_changes())
+    columns = PartitionColumns.read(source.metastore, moves, changes.column_changes(), changes.position)
     changes.bootstrap(columns.missing)
     for event in changes.events():
         writer.add(event)
@@ -141,26 +141,56 @@ def _write_changes(source: Cluster, log: EventLog, changes: Changes, writer: Man
 
 def _write_tables(
     source: Cluster,
-    log: EventLog,
+    moves: Moves,
     changes: Changes,
     writer: ManifestWriter,
     options: IncrementalDumpOptions,
     stop: threading.Event,
-) -> None:
-    """List the tables to bootstrap in a snapshot, and then read the event after which all changes are new to them."""
-    scope = changes.scope
-    existing = table_names(source.metastore, scope.database)
-    tables = sorted(filter(scope.contains, changes.bootstrapped(existing)))
-    if not tables:
-        return
-    names = [TableName(scope.database, table) for table in tables if table in existing]
-    with ReadTransaction(source.metastore, f"ingestd repl dump {scope.database}") as held:
-        held.keep_files(names)
-        snapshot = wait_for_writers(source.metastore, names, options.writers, stop)
-        options.observe(DumpStep.SNAPSHOT)
-        TableListing(source, snapshot, writer, [], options.observe).add_tables(names)
-        held.check()
-    writer.add(BootstrapRecord(tuple(tables), log.current_id()))
+) -> tuple[str, ...]:
+    """List the tables to bootstrap in a snapshot; return the names of all, whether they exist or not.
+
+    A table that was renamed after the dump is listed under the name that it had at its end: the events that follow give
+    the copy its new name. If it is renamed before it is listed, it is listed in another snapshot.
+    """
+    scope, metastore = changes.scope, source.metastore
+    if not changes.bootstrapped(table_names(metastore, scope.database)):
+        return ()
+    current = _current_names(moves, changes.position, table_names(metastore, scope.database))
+    wanted = sorted(filter(scope.contains, changes.bootstrapped(current)))
+    listed: set[str] = set()
+    missed: set[TableName] = set()
+    while True:
+        names = {
+            TableName(scope.database, now): table
+            for table in wanted
+            if table not in listed and (now := current.get(table)) is not None and scope.contains(now)
+        }
+        pending = [name for name in names if name not in missed]
+        if not pending:
+            break
+        with ReadTransaction(metastore, f"ingestd repl dump {scope.database}") as held:
+            held.keep_files(pending)
+            snapshot = wait_for_writers(metastore, pending, options.writers, stop)
+            options.observe(DumpStep.SNAPSHOT)
+            recorded = {now: table for table, now in current.items()}
+            listing = TableListing(source, snapshot, writer, [], options.observe, recorded)
+            existing = listing.add_tables(pending)
+            held.check()
+        listed.update(names[name] for name in existing)
+        missed.update(set(pending).difference(existing))
+        current = _current_names(moves, changes.position, table_names(metastore, scope.database))
+    return tuple(wanted)
+
+
+def _current_names(moves: Moves, event: int, existing: Sequence[str]) -> dict[str, str]:
+    """Return the names of the tables that exist now by the names that they had at an event.
+
+    A table that was created since has the same name, unless another one had it.
+    """
+    moves.read()
+    before = {name: moves.name_before(event, name) for name in existing}
+    current = {old: name for name, old in before.items() if old is not None}
+    return {**{name: name for name, old in before.items() if old is None}, **current}
 
 
 def _external_directories(source: Cluster, scope: Scope) -> Iterator[ExternalDirectory]:
@@ -172,6 +202,6 @@ def _external_directories(source: Cluster, scope: Scope) -> Iterator[ExternalDir
         locations = {}
         if table.partition_columns:
             names = all_partition_names(source.metastore, table.name)
-            partitions = find_partitions(source.metastore, table.name, names)
+            partitions = find_partitions(source.metastore, table.name, names, column_statistics=False)
             locations = {table.partition_name(partition.values): partition.location for partition in partitions}
         yield from directories(name, table.location, locations)

@@ -277,13 +277,12 @@ class Definitions:
             self._lose(name, f"a compaction of the target began while it was renamed from {table}")
 
     def _alter_columns(self, changed: TableObject) -> None:
-        """Replace the definition of a table, and the columns of partitions that the event has changed.
+        """Replace the definition of a table, and the columns of partitions that events have changed.
 
         If all partitions have the columns of the table, one call changes both.
         """
-        cascade = [record.columns for record in self._columns] == [changed.columns]
-        self._objects.alter_table(changed, cascade=cascade)
-        for record in () if cascade else self._columns:
+        self._objects.alter_table(changed, cascade=any(not record.partitions for record in self._columns))
+        for record in self._columns:
             self._change_columns(changed, record.columns, record.partitions)
 
     def _change_columns(self, table: TableObject, columns: Sequence[ColumnField], names: Sequence[str]) -> None:
