@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable
+from contextlib import closing
 from enum import Enum
 from pathlib import Path
 
@@ -10,17 +13,20 @@ import pytest
 
 from ingestd.doctor.metastore import Service, old_transactions
 from ingestd.errors import BootstrapRequired, ReplicationError
+from ingestd.hive.client import Metastore
 from ingestd.hive.events import EventsExpired
 from ingestd.hive.health import uncommitted
 from ingestd.hive.objects import change_database
 from ingestd.hive.replay import TargetChanged
 from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import Transaction, abort, abort_all, begin_writing, commit, open_transactions
+from ingestd.replication.copying.copy import CopyStopped
 from ingestd.replication.directory.protocol import Skipped
 from ingestd.replication.load.incremental import ReplayStep
 from ingestd.replication.marks import INCOMPATIBLE, LAST_ID, PENDING
+from tests.support.proxy import proxy
 from tests.support.replica import Replica
-from tests.support.replica_changes import INSERT, alter, renamed, visible_write_ids
+from tests.support.replica_changes import INSERT, alter, assert_same, renamed, visible_write_ids
 from tests.support.replica_copying import new_copying
 from tests.support.replica_following import Following, new_following, write
 from tests.support.replica_tables import make_table
@@ -68,6 +74,28 @@ def test_target_when_another_client_has_the_write_id_of_an_aborted_transaction_t
             following.load()
     assert following.last_event() == before
     assert visible_write_ids(target, [TableName(following.target, "s")]) == [frozenset()]
+
+
+def test_load_when_repeated_after_aborts_then_lists_the_directories_of_a_table_once(following: Following) -> None:
+    side, name = following.replica.source, following.name("t")
+    make_table(side.metastore, name, partitioned=True)
+    for day in ("a", "b"):
+        side.metastore.call("append_partition", name.database, name.table, [day])
+    following.cycle()
+    for _ in range(4):
+        write(side, name, INSERT, partition="day=a", then=_abort(following))
+    following.dump()
+    assert following.run_process("load", ReplayStep.ABORTED, 4) == -signal.SIGKILL
+    stopped = threading.Event()
+    stopped.set()
+    with proxy(following.replica.target.uri) as between, closing(Metastore(between.uri)) as target:
+        with pytest.raises(CopyStopped, match="before all directories"):
+            following.load(stop=stopped, metastore=target)
+        assert between.calls["get_partition_names"] == 1
+        following.load(metastore=target)
+        assert between.calls["get_partition_names"] == 2
+        assert between.calls["get_partitions_by_names_req"] == 2
+    assert_same(following)
 
 
 def test_target_when_another_client_writes_during_the_load_then_the_load_stops(following: Following) -> None:

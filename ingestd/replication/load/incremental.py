@@ -51,7 +51,7 @@ from ingestd.replication.directory.protocol import Dump
 from ingestd.replication.external import mirrors, read_directories
 from ingestd.replication.load.copy_ahead import CopyAhead
 from ingestd.replication.load.definitions import Definitions, is_repeatable
-from ingestd.replication.load.foreign_writes import has_directory
+from ingestd.replication.load.foreign_writes import ForeignWrites
 from ingestd.replication.load.statistics_runs import StatisticsRuns
 from ingestd.replication.load.table_load import LoadStep, TableLoad, loading_name
 from ingestd.replication.load.target_marks import continue_target
@@ -107,7 +107,7 @@ def load_incremental(
         target = target.under(lease)
         marks = continue_target(target.metastore, options.database, metadata, options.external_base)
         load = _Load(target, dump, metadata, options, marks, is_repeated=fence.is_repeated)
-        load.require_unchanged_target()
+        load.require_unchanged_target(stop)
         load.drop_newer_tables()
         load.replay_events(copier, stop)
         load.copy_tables(copier, stop)
@@ -145,6 +145,7 @@ class _Load:
         # Dumps of earlier releases do not tell when a bootstrap was settled.
         self._settled = int(marks.get(SETTLED, metadata.to_event if self._is_first else 0))
         self._replay = Replay(target.metastore, options.database, accepts_gaps=self._is_unsettled)
+        self._foreign_writes = ForeignWrites(target, self._replay.highest_write_id)
         self._accepts_missing = self._is_first or self._settled > self._last
         self._plan = CyclePlan.of(manifest.read(EventRecord), self._last)
         self._lost = lost = LostTables(storage, dump.uri, self._plan.renamed)
@@ -174,10 +175,11 @@ class _Load:
         """Return what was done."""
         return self._copied.report(self._events, self._bootstrapped, self._lost.names)
 
-    def require_unchanged_target(self) -> None:
+    def require_unchanged_target(self, stop: threading.Event) -> None:
         """Raise TargetChanged before anything is done, if another client has a write id of this cycle.
 
-        Those of tables that are created, dropped or renamed before are examined when they are replayed.
+        Those of tables that are created, dropped or renamed before are examined when they are replayed. Raises
+        CopyStopped if `stop` is set.
         """
         highest: dict[str, int] = {}
         for allocation in self._plan.allocations:
@@ -190,9 +192,9 @@ class _Load:
                 highest[allocation.table] = self._replay.highest_write_id(table.name)
             is_open = allocation.txn_id in self._replay.open_transactions
             if allocation.write_id <= highest[allocation.table] and not is_open:
-                self._require_own(allocation.table, allocation.txn_id, allocation.write_id)
+                self._require_own(allocation.table, allocation.txn_id, allocation.write_id, stop)
 
-    def _require_own(self, table: str, txn_id: int, write_id: int) -> None:
+    def _require_own(self, table: str, txn_id: int, write_id: int, stop: threading.Event) -> None:
         """Raise TargetChanged unless an earlier load of the dump may have had a write id whose transaction has ended.
 
         It may have aborted the transaction. One that it has committed is not after the last event, unless the metastore
@@ -200,7 +202,7 @@ class _Load:
         """
         if self._is_repeated and txn_id in self._plan.aborted:
             existing = self._definitions.find(table)
-            is_own = existing is None or not has_directory(self._target, existing, write_id)
+            is_own = existing is None or not self._foreign_writes.has_directory(existing, write_id, stop)
         else:
             is_own = self._is_repeated and self._is_unstored_commit(txn_id)
         if not is_own:
@@ -251,7 +253,7 @@ class _Load:
             self._event = record.event
             self._make_empty_bases(record.event, copier)
             if record.type == ALLOCATE:
-                self._allocate(record)
+                self._allocate(record, stop)
                 self._unstored = record.event
             elif record.type == COMMIT:
                 self._commit(record)
@@ -270,7 +272,7 @@ class _Load:
         if self._ahead.copy(event, copier, stop):
             self._options.observe(ReplayStep.COPIED)
 
-    def _allocate(self, record: EventRecord) -> None:
+    def _allocate(self, record: EventRecord, stop: threading.Event) -> None:
         """Allocate the write ids of an event.
 
         CREATE TABLE AS SELECT allocates one before it creates the table, and leaves it allocated if it fails. Only
@@ -283,7 +285,7 @@ class _Load:
             following = self._plan.allocations_after(record.event, record.table, write_id)
             allocated = self._replay.allocate(txn_id, self._name(record.table), write_id, following)
             if allocated is Allocation.FINISHED and not self._is_unsettled(self._name(record.table)):
-                self._require_own(record.table, txn_id, write_id)
+                self._require_own(record.table, txn_id, write_id, stop)
             self._options.observe(ReplayStep.ALLOCATED)
 
     def _make_empty_bases(self, event: int, copier: Copier) -> None:
@@ -345,6 +347,7 @@ class _Load:
         self._options.observe(ReplayStep.DEFINED)
         if not is_repeatable(record):
             self._replay.forget()
+            self._foreign_writes.forget()
             self._store()
 
     def _store(self) -> None:
