@@ -330,7 +330,7 @@ def require_queryable(columns: Iterable[Column], present: Iterable[Column] = ())
             )
         if (length := len(str(column.type))) > MAX_TYPE_CHARACTERS:
             raise InvalidTable(
-                f"the type would have {length:,} characters, and the metastore stores {MAX_TYPE_CHARACTERS:,}",
+                f"the type would have {length:,} characters, and the metastore declares {MAX_TYPE_CHARACTERS:,}",
                 where=f"column {column.name}",
                 hint="set schema_evolution: none, and add the columns that you need; a map or a string stores JSON"
                 " objects of any size",

@@ -131,7 +131,7 @@ def test_type_when_its_text_is_longer_than_the_metastore_stores_then_refused() -
     longest = f"struct<a:int,{'b' * (32_672 - len('struct<a:int,:int>'))}:int>"
     require_queryable([_column(longest)])
     longer = _column(longest.replace("a:int", "a:date"))
-    with pytest.raises(InvalidTable, match=r"^column x: the type would have 32,673 characters, .* stores 32,672 →"):
+    with pytest.raises(InvalidTable, match=r"^column x: the type would have 32,673 characters, .* declares 32,672 →"):
         require_queryable([longer], [_column(longest)])
     require_queryable([longer], [longer])
 

@@ -47,7 +47,7 @@ def test_section_when_empty_then_accepted_only_for_formats_with_schemas() -> Non
         ),
         (
             {"columns": {"x": f"struct<{','.join(f'a_long_name_{n}:int' for n in range(2_000))}>"}},
-            "columns.x: the type would have 40,897 characters, and the metastore stores 32,672 → create the table",
+            "columns.x: the type would have 40,897 characters, and the metastore declares 32,672 → create the table",
         ),
         ({"columns": {"id": "int"}, "partitioned_by": {"id": "int"}}, "partitioned_by: id is also in columns"),
         ({"columns": {"id": "int"}, "partitioned_by": {"d": "array<int>"}}, "partitioned_by.d: must not be an array"),

@@ -98,7 +98,7 @@ def test_schema_when_a_new_table_would_have_deep_or_large_structs_then_refused_w
         _columns({"field": deep})
     wide = _record("wide", **{f"field_{number}": "long" for number in range(1_500)})
     assert _columns({"field": wide})["field"].count("bigint") == 1_500
-    with pytest.raises(InvalidSchema, match=r"column field: the type would have .* the metastore stores 32,672"):
+    with pytest.raises(InvalidSchema, match=r"column field: the type would have .* the metastore declares 32,672"):
         _columns({"field": _record("longer", wide=wide, more={**wide, "name": "more"})})
 
 

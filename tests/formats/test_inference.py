@@ -89,7 +89,7 @@ def test_new_column_when_the_metastore_could_not_store_its_type_then_is_text_in_
     assert 16_336 < len(half) < 32_672
     for parts in ([records], [records[:1], records[1:]], [records[1:], records[:1], records]):
         assert _of_tasks({}, *parts) == _columns(id="int", new="string")
-        with pytest.raises(InvalidTable, match=r"column new: the type would have .* the metastore stores 32,672"):
+        with pytest.raises(InvalidTable, match=r"column new: the type would have .* the metastore declares 32,672"):
             _of_tasks({"new": half}, *parts)
 
 

@@ -387,5 +387,5 @@ def test_json_when_objects_are_deep_or_large_then_text_that_hive_reads_and_growi
     stack.produce([{"id": 3, "s": {"x": 1, **large}}])
     [failed] = stack.drain(config, expect=65).events("failed")
     assert failed["reason"] == "InvalidTable"
-    assert "the metastore stores 32,672" in failed["error"]
+    assert "the metastore declares 32,672" in failed["error"]
     assert stack.ids() == [1, 2]
