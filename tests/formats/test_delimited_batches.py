@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from decimal import Decimal
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -243,5 +244,6 @@ def test_batch_when_timestamps_are_nested_and_near_then_is_columnar() -> None:
     assert batch.num_rows == 1
 
 
+@cache
 def is_valid(column: Column, field: str) -> bool:
     return isinstance(expected_row([column], STRICT, field.encode()), tuple)
