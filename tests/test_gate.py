@@ -19,9 +19,10 @@ _Run = subprocess.CompletedProcess[str]
 def _pass(folder: Path, option: str, *options: str) -> _Run:
     """Run pytest in `folder` as `.ci/run` does, with the list of failed tests in the folder beside it."""
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "passes", f"{option}={_failed(folder)}", *options],
+        [sys.executable, "-m", "pytest", "-p", "xdist.plugin", "-p", "passes", f"{option}={_failed(folder)}", *options],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(_PASSES)},
+        # Other plugins, such as hypothesis, take most of the time of such a short run.
+        env=os.environ | {"PYTHONPATH": str(_PASSES), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         check=False,
