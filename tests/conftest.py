@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -20,9 +21,10 @@ from ingestd.java import cache_folder
 from ingestd.sandbox import Addresses, Sandbox, SandboxOptions
 from ingestd.sandbox.state import locked
 from tests.support.daemon import stop_engine
+from tests.support.distribution import Distribution
 from tests.support.kerberos import Realm, realm
 from tests.support.postgres import postgres
-from tests.support.replica import Replica, replica_clusters
+from tests.support.replica import Replica, Running
 from tests.support.replica_policies import Pair, new_pair
 from tests.support.sandbox import running
 from tests.support.stack import Stack
@@ -43,6 +45,9 @@ _DATA_BYTES = 4 << 30
 # Program names that a unit test may not start.
 _SERVICE_PROGRAMS = ("java", "postgres", "krb5kdc")
 _PREPARE_SECONDS = 300.0
+# The clusters for replication that run in this process, and the test files that need them.
+_replica = Running()
+_replica_files = pytest.StashKey[set[Path]]()
 _run_folder = pytest.StashKey[Path]()
 _keep_logs = pytest.StashKey[bool]()
 _running_unit_test = ""
@@ -62,6 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Keep the logs of the services in the run's folder if a test failed."""
+    _replica.stop()
     session.config.stash[_keep_logs] = session.testsfailed > 0
 
 
@@ -87,18 +93,39 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return max(1, min(_MOST_WORKERS, _WORKERS_PER_CORE * (os.cpu_count() or 1), fitting))
 
 
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Distribution | None:
+    """Return what distributes the files to the workers, unless the command line says how."""
+    return Distribution(config, log) if config.getoption("dist") == "loadfile" else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests without services as `unit`, and run most of them last. They are short, so all workers end together."""
+    """Mark tests without services as `unit`, and run most of them last. They are short, so all workers end together.
+
+    The tests of replication are before them, because half of the workers begin with those (`Distribution`).
+    """
     for item in items:
         if "processes" not in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.unit)
+    replicated = {item.path for item in items if "replica" in getattr(item, "fixturenames", ())}
+    if items:
+        items[0].config.stash[_replica_files] = replicated
     starting = next((item.path for item in items if "addresses" in getattr(item, "fixturenames", ())), None)
 
-    def place(item: pytest.Item) -> tuple[bool, bool, bool]:
+    def place(item: pytest.Item) -> tuple[bool, bool, bool, bool]:
         is_unit = item.get_closest_marker("unit") is not None
-        return item.path != starting, item.path.name not in _MEANWHILE, is_unit
+        return item.path != starting, item.path.name not in _MEANWHILE, is_unit, item.path in replicated
 
     items.sort(key=place)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Stop the clusters for replication unless the next test file needs them."""
+    try:
+        return (yield)
+    finally:
+        if nextitem is None or nextitem.path not in item.config.stash[_replica_files]:
+            _replica.stop()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -195,7 +222,7 @@ def stack(addresses: Addresses, request: pytest.FixtureRequest, tmp_path: Path) 
         yield made
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def postgres_box(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     """Yield a sandbox whose metastore uses PostgreSQL."""
     state_dir = tmp_path_factory.mktemp("postgres-sandbox")
@@ -210,8 +237,7 @@ def on_postgres(postgres_box: Sandbox, request: pytest.FixtureRequest, tmp_path:
         yield made
 
 
-@pytest.fixture(scope="session")
-def replica(processes: None) -> Iterator[Replica]:
-    """Yield a source and a target cluster for replication, which all tests of this process share."""
-    with replica_clusters(Path(tempfile.mkdtemp(prefix="replica-", dir=os.environ[_RUN_FOLDER]))) as made:
-        yield made
+@pytest.fixture(scope="module")
+def replica(processes: None) -> Replica:
+    """Return a source and a target cluster for replication, which the test files of this process share."""
+    return _replica.start(Path(os.environ[_RUN_FOLDER]))

@@ -9,16 +9,17 @@ A test requests the fixture `replica`:
         replica.source.sql(f"INSERT INTO {database}.t VALUES (1, 'a')")
 
 The metastores start with the first test that requests them, and a HiveServer2 with its first statement. They run until
-the end of the session, and all tests of a process share them. A test therefore uses databases with names of its own
-(`Replica.name`), and reads events after the current id of the log.
+the next test file does not need them, and all tests share them until then. A test therefore uses databases with names
+of its own (`Replica.name`), and reads events after the current id of the log.
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,23 @@ def replica_clusters(folder: Path) -> Iterator[Replica]:
     finally:
         if not kept:
             sandbox.down()
+
+
+class Running:
+    """The clusters of this process, as long as test files need them. Even idle ones take several percent of a core."""
+
+    def __init__(self) -> None:
+        self._ending = ExitStack()
+        self._clusters: Replica | None = None
+
+    def start(self, parent: Path) -> Replica:
+        """Return the clusters, which start in a new folder in `parent` unless they run."""
+        if self._clusters is None:
+            folder = Path(tempfile.mkdtemp(prefix="replica-", dir=parent))
+            self._clusters = self._ending.enter_context(replica_clusters(folder))
+        return self._clusters
+
+    def stop(self) -> None:
+        """Stop the clusters if they run."""
+        self._clusters = None
+        self._ending.close()
