@@ -119,9 +119,9 @@ class KeptConnections:
         """Return the HTTP status, the name of the status and the body of the answer to a GET request.
 
         The headers of `login` are not sent to the place of a redirect. The request is sent again if it was sent on a
-        connection of an earlier one, which the server may have ended, and no answer has begun. Raises what `tls` raises, ValueError for the
-        place of a redirect, HTTPException, and OSError, also for a body of more than `max_bytes` bytes, or of fewer
-        than its header says.
+        connection of an earlier one, which the server may have ended, and no answer has begun. Raises what `tls`
+        raises, ValueError for the place of a redirect, HTTPException, and OSError, also for a body of more than
+        `max_bytes` bytes, or of fewer than its header says.
         """
         try:
             return self._exchange(url, limit, max_bytes, headers, login)
