@@ -53,6 +53,7 @@ TABLE = {
     "errors.ReplicationError": (False, 65),
     "errors.BootstrapRequired": (False, 65),
     "errors.SandboxError": (False, 69),
+    "formats.decoder.FalseReject": (False, 1),
     "spark.errors.QueryFailed": (False, 65),
     "hive.answers.MetastoreRefusal": (False, 65),
     "hive.answers.UnknownCall": (False, 65),

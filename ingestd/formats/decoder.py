@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ingestd.errors import encodable
+from ingestd.errors import IngestdError, encodable
 from ingestd.schema import Column
 
 HEAD_BYTES = 80
@@ -125,6 +125,19 @@ class Reject:
         return cls(row, column, encodable(reason), (value or b"")[:HEAD_BYTES], value)
 
 
+class FalseReject(IngestdError):
+    """A decoder has rejected a record of a batch that has a row if it is decoded alone; a defect of the decoder."""
+
+    @classmethod
+    def of(cls, value: bytes, where: str = "") -> FalseReject:
+        """Create the error of a record."""
+        return cls(
+            f"the record, which starts with {value[:HEAD_BYTES]!r}, is a reject in its batch, but not alone",
+            where=where,
+            hint="this is a defect of ingestd: please report it with the record and the columns of the table",
+        )
+
+
 class LazyRejects(Sequence[Reject]):
     """Rejects that are created when they are read, each time anew.
 
@@ -158,6 +171,21 @@ class LazyRejects(Sequence[Reject]):
 
     def __repr__(self) -> str:
         return repr(list(self))
+
+
+def with_places(rejects: Sequence[Reject], place_of: Callable[[int], str]) -> Sequence[Reject]:
+    """Return rejects whose FalseReject, raised when one is read, says where its record is; `place_of` gets the row."""
+    if not isinstance(rejects, LazyRejects):
+        return rejects
+    rows = rejects.rows
+
+    def create(row: int) -> Reject:
+        try:
+            return rejects[int(np.searchsorted(rows, row))]
+        except FalseReject as error:
+            raise FalseReject(error.what, where=place_of(row), hint=error.hint) from None
+
+    return LazyRejects(rows, create)
 
 
 def rejected_rows(rejects: Sequence[Reject]) -> NDArray[np.int64]:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from ingestd.formats.decoder import (
     VALUES_OF_PART,
     DecodeResult,
+    FalseReject,
     LazyRejects,
     Reject,
     RejectError,
@@ -142,12 +143,12 @@ class RecordDecoder(ABC):
         return DecodeResult(splitter.rows.close(), LazyRejects(rows, create), 0, splitter.records)
 
     def _cause(self, value: bytes) -> Cause:
-        """Return why a record is a reject, which it is."""
+        """Return why a record is a reject, which it is. Raises FalseReject if it is not."""
         try:
             self._units.of(self.decode_record(value))
         except RejectError as error:
             return error.column, error.reason
-        raise AssertionError("the record is a reject in its batch, but not alone")
+        raise FalseReject.of(value)
 
     def _with_tombstones(self, values: Sequence[bytes | None], records: Sequence[bytes]) -> DecodeResult:
         """Decode `records`, which are the values other than None, and treat the tombstones as configured."""

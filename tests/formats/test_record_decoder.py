@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingestd.formats.decoder import Reject, RejectError
+from ingestd.formats.decoder import FalseReject, Reject, RejectError, with_places
 from ingestd.formats.json.decoder import JsonDecoder
 from ingestd.formats.record_decoder import (
     MAX_FAILURES,
@@ -158,6 +158,27 @@ def test_decode_when_a_batch_has_no_reasons_then_each_is_found_when_its_reject_i
     violation = Reject.of(2, b"1", "id", "is odd")
     added = decoded.without([violation], values).rejects
     assert list(added) == sorted([*expected.rejects, violation], key=lambda reject: reject.row)
+
+
+class FalseRejects(Numbers):
+    """Rejects a record in a batch that is a row alone."""
+
+    def decode_batch(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, RejectReasons]:
+        batch, _ = super().decode_batch(values)
+        return batch, {2: None}
+
+
+def test_decode_when_a_reject_of_a_batch_is_a_row_alone_then_its_error_says_where_the_record_is() -> None:
+    values = numbers(5, {})
+    decoded = FalseRejects().decode([None, *values])
+    assert decoded.rejects[0].reason == "record has no value (tombstone)"
+    with pytest.raises(FalseReject, match=r"starts with b'2', is a reject in its batch, but not alone → this is a def"):
+        list(decoded.rejects)
+
+    rejects = with_places(decoded.rejects, lambda row: f"t[0] offset {row + 70}")
+    assert rejects[0] == decoded.rejects[0]
+    with pytest.raises(FalseReject, match=r"^t\[0\] offset 73: the record, which starts with b'2'"):
+        list(rejects)
 
 
 @pytest.mark.parametrize(("value", "reason"), [(b"1", None), (b"-", "is a dash"), (b"x", "is not a number")])

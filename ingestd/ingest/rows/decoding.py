@@ -7,7 +7,7 @@ timestamp and the place of its own record, however many rows a record has and wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
@@ -25,6 +25,7 @@ from ingestd.formats.decoder import (
     Reject,
     in_parts,
     is_utf8,
+    with_places,
     without_tombstones,
     without_violations,
 )
@@ -172,9 +173,11 @@ class RowDecoder:
     def decode(self, batch: Batch) -> DecodeResult:
         """Return the rows and the rejects of a batch, which needs messages if `KafkaColumns.need_messages`.
 
-        Raises TooManyValues for several records.
+        Raises TooManyValues for several records. Reading a reject may raise FalseReject.
         """
-        decoded = self._columns.fill(batch, self._values.decode(batch.values))
+        of_values = self._values.decode(batch.values)
+        of_values = replace(of_values, rejects=with_places(of_values.rejects, batch.origin))
+        decoded = self._columns.fill(batch, of_values)
         decoded = self._partitioning.fill(decoded)
         return without_violations(decoded, batch.values, self._find_violations)
 
