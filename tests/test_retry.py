@@ -95,6 +95,7 @@ TABLE = {
     "cli.client.DaemonRefused": (False, 1),
     "class_archive.ArchiveFailed": (False, 1),
     "spark.errors.JobFailed": (False, 70),
+    "spark.errors.JobCancelled": (False, 70),
     "spark.errors.NoExecutors": (True, 69),
     "spark.errors.LocalDiskFull": (True, 69),
     "spark.errors.WorkerLost": (True, 70),

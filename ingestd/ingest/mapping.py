@@ -111,7 +111,7 @@ class MappingLoop:
         return self._services.compaction.values()
 
     def cancel(self) -> None:
-        """Cancel the running stages, which then fail with JobFailed. Returns immediately."""
+        """Cancel the running stages, which then fail with JobCancelled. Returns immediately."""
         self._jobs.cancel()
 
     async def _retried(self, function: Callable[[], Awaitable[T]], backoff: retry.Backoff | None = None) -> T:

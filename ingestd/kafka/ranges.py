@@ -129,3 +129,14 @@ def split(ranges: Sequence[OffsetRange], tasks: int) -> list[list[OffsetRange]]:
             done += piece.length
             first = piece.next
     return [share for share in shares if share]
+
+
+def cut(ranges: Sequence[OffsetRange], places: range) -> list[OffsetRange]:
+    """Select the offsets at these places, if the offsets of all ranges are numbered from 0."""
+    pieces, start = [], 0
+    for whole in ranges:
+        first, end = max(places.start - start, 0), min(places.stop - start, whole.length)
+        if first < end:
+            pieces.append(replace(whole, first=whole.first + first, next=whole.first + end))
+        start += whole.length
+    return pieces

@@ -23,7 +23,7 @@ from ingestd.spark.errors import (
     GATEWAY_ERRORS,
     STOPPED,
     EngineLost,
-    JobFailed,
+    JobCancelled,
     JobTimeout,
     NoExecutors,
     calling,
@@ -243,7 +243,7 @@ class Engine:
         return str(runtime.getClassPath()), [str(option) for option in runtime.getInputArguments()]
 
     def cancel(self, group: JobGroup) -> None:
-        """Cancel the running jobs of a group, for which `run` then raises JobFailed. Returns immediately."""
+        """Cancel the running jobs of a group, for which `run` then raises JobCancelled. Returns immediately."""
         with self._guard:
             for job in self._jobs:
                 job.is_cancelled |= job.group == group
@@ -389,7 +389,7 @@ class Engine:
                 " or a quota of Kafka delays the records",
             )
         if job.is_cancelled:
-            return JobFailed("the job was cancelled", where=where)
+            return JobCancelled("the job was cancelled", where=where)
         if job.is_starved:
             return self._starved()
         return job_error(text, where)

@@ -43,8 +43,10 @@ _HEAP_HINT = (
     " spark.driver.memory, and on a cluster spark.executor.memory"
 )
 _TRACE = "Traceback (most recent call last):"
-# An error condition of Spark SQL about a query: its data (class 22 of SQLSTATE), its text (42), or raise_error (P0).
-_QUERY_ERROR = re.compile(r"(\[[A-Z_.0-9]+\] .{,2000}?) SQLSTATE: (22|42|P0)\w{3}", re.DOTALL)
+# An error condition of Spark, which may have several lines, and the class of its SQLSTATE.
+_CONDITION = re.compile(r"(\[[A-Z_.0-9]+\] .{,2000}?) SQLSTATE: (\w\w)\w{3}", re.DOTALL)
+# The classes of conditions of a query: of its data, of its text, and of raise_error.
+_QUERY_CLASSES = ("22", "42", "P0")
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 _LOST_TASK = re.compile(r"most recent failure: Lost task [^)]*\)(?: \([^)]*\))*: *")
 
@@ -59,6 +61,10 @@ class QueryFailed(JobFailed):
     """An expression of a query cannot be evaluated for a row, such as a CAST of a text that is not a number."""
 
     exit_code = 65
+
+
+class JobCancelled(JobFailed):
+    """The job was cancelled by `Engine.cancel`."""
 
 
 class WorkerLost(JobFailed):
@@ -132,14 +138,15 @@ def job_message(error: Exception) -> str | None:
 
 def job_error(text: str, where: str) -> JobFailed:
     """Convert Spark's message about a failed job to QueryFailed, WorkerLost, LocalDiskFull or JobFailed."""
-    if match := _QUERY_ERROR.search(text):
-        remedy = (
-            "use try_cast, or another function that returns NULL instead" if match[2] == "22" else "correct the SQL"
-        )
-        return QueryFailed(" ".join(match[1].split())[:_MAX_TEXT], where=where, hint=f"{remedy}; no record was lost")
+    if faults := [match for match in _CONDITION.finditer(text) if match[2] in _QUERY_CLASSES]:
+        what, state = faults[0].groups()
+        remedy = "use try_cast, or another function that returns NULL instead" if state == "22" else "correct the SQL"
+        return QueryFailed(" ".join(what.split())[:_MAX_TEXT], where=where, hint=f"{remedy}; no record was lost")
+    what = innermost(text)
+    if what.startswith("["):  # an error condition, whose message may contain any text of a record
+        return JobFailed(what, where=where)
     if _TRACE not in text and any(words in text for words in _WORKER_ENDED):
         return WorkerLost("a process that ran tasks of the job ended unexpectedly", where=where)
-    what = innermost(text)
     if _DISK_FULL.search(what):
         hint = "free space in spark.local.dir of the machines that run tasks; by default, it is in TMPDIR"
         return LocalDiskFull(what, where=where, hint=hint)
@@ -155,8 +162,9 @@ def innermost(text: str) -> str:
     raised = [line for line in trace.splitlines() if line and not line[0].isspace()]
     if raised:
         return raised[0].strip()[:_MAX_TEXT]
-    first = text.strip().splitlines()[0] if text.strip() else "no message"
-    return _LOST_TASK.split(first)[-1][:_MAX_TEXT]
+    reason = _LOST_TASK.split(text.strip())[-1] or "no message"
+    condition = _CONDITION.match(reason)
+    return (" ".join(condition[1].split()) if condition else reason.splitlines()[0])[:_MAX_TEXT]
 
 
 def first_line(error: BaseException) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestd.kafka.ranges import OffsetRange, TopicIdentity, cap, split
+from ingestd.kafka.ranges import OffsetRange, TopicIdentity, cap, cut, split
 
 
 @st.composite
@@ -47,6 +48,21 @@ def test_cap_when_ranges_differ_in_length_then_shares_are_even(backlog: list[Off
     shares = [(r.length, taken.get((r.topic, r.partition), 0)) for r in backlog]
     largest = max(share for _, share in shares)
     assert all(share == span or share >= largest - 1 for span, share in shares)
+
+
+@given(st.data())
+def test_cut_when_ranges_are_cut_anywhere_then_the_pieces_have_each_offset_in_order(data: st.DataObject) -> None:
+    starts = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 5)), max_size=5)
+    backlog = [OffsetRange("a", n, first, first + length) for n, (first, length) in enumerate(data.draw(starts))]
+    total = _total(backlog)
+    ends = sorted({0, total, *data.draw(st.lists(st.integers(0, total)))})
+    pieces = [cut(backlog, range(first, end)) for first, end in pairwise(ends)]
+    assert [_total(piece) for piece in pieces] == [end - first for first, end in pairwise(ends)]
+
+    def offsets(ranges: Sequence[OffsetRange]) -> list[tuple[int, int]]:
+        return [(part.partition, offset) for part in ranges for offset in range(part.first, part.next)]
+
+    assert [place for piece in pieces for place in offsets(piece)] == offsets(backlog)
 
 
 @given(_backlogs(), st.integers(1, 16))

@@ -10,6 +10,7 @@ TASK = "Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times, mo
 LOST = f"{TASK}Lost task 0.0 in stage 1.0 (TID 1) (localhost executor driver): "
 DISK_FULL = "java.io.IOException: No space left on device"
 ENDED = "a process that ran tasks of the job ended unexpectedly"
+KEYS = "[DUPLICATED_MAP_KEY] Duplicate map key"
 TRACE = 'org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n  File "x.py", line 1\n'
 
 
@@ -31,6 +32,20 @@ TRACE = 'org.apache.spark.api.python.PythonException: Traceback (most recent cal
             f"{LOST}org.apache.spark.SparkRuntimeException: [DIFFERENT] It:\n  the pattern. SQLSTATE: 42K0B\n",
             QueryFailed,
             "[DIFFERENT] It: the pattern.",
+        ),
+        # An exception with an error condition is the message itself, and has no stack.
+        (f"{KEYS} a was found.\n Correct it. SQLSTATE: 23505", JobFailed, f"{KEYS} a was found. Correct it."),
+        (f"{KEYS} Broken pipe MemoryError. SQLSTATE: 23505", JobFailed, f"{KEYS} Broken pipe MemoryError."),
+        (f"{KEYS} {DISK_FULL}. SQLSTATE: 23505", JobFailed, f"{KEYS} {DISK_FULL}."),
+        (
+            f"{LOST}org.apache.spark.SparkOutOfMemoryError: [UNABLE_TO_ACQUIRE_MEMORY] No. SQLSTATE: 53200\n\tat",
+            WorkerLost,
+            "org.apache.spark.SparkOutOfMemoryError: [UNABLE_TO_ACQUIRE_MEMORY] No. SQLSTATE: 53200",
+        ),
+        (
+            f"{LOST}java.util.regex.PatternSyntaxException: Unclosed group near index 1\n(\n\tat java",
+            JobFailed,
+            "java.util.regex.PatternSyntaxException: Unclosed group near index 1",
         ),
     ],
 )

@@ -25,7 +25,7 @@ from ingestd.formats.row_batches import arrow_of
 from ingestd.ingest.stage.exchange import packed
 from ingestd.schema import Column, HiveType
 from ingestd.spark.engine import Engine, EngineLimits, JobGroup
-from ingestd.spark.errors import JobFailed, QueryFailed, WorkerLost
+from ingestd.spark.errors import JobCancelled, JobFailed, QueryFailed, WorkerLost
 from ingestd.spark.queries import require_version
 from ingestd.spark.query import Batches, Exchange, Query
 from ingestd.spark.session import Session
@@ -366,7 +366,7 @@ def test_query_when_it_is_cancelled_then_the_job_fails(engine: Engine, tmp_path:
         try:
             eventually("the task running", started.exists)
             engine.cancel(group)
-            with pytest.raises(JobFailed, match="cancelled"):
+            with pytest.raises(JobCancelled, match="cancelled"):
                 running.result(LIMIT)
         finally:
             (tmp_path / "end").touch()

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import TypeVar
 
 from ingestd.acid.routing import Writers
 from ingestd.acid.writer_pool import Partition, StagingFile
@@ -23,6 +22,7 @@ from ingestd.errors import IngestdError, RecordError
 from ingestd.formats.registry import Registry
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.stage.exchange import Sent, receive, require_all, send, send_result
+from ingestd.ingest.stage.fault import Fault, Trial
 from ingestd.ingest.stage.task import (
     Access,
     RowsScattered,
@@ -34,14 +34,12 @@ from ingestd.ingest.stage.task import (
     stage_ranges,
     write_rows,
 )
-from ingestd.kafka.ranges import split
+from ingestd.kafka.ranges import cut
 from ingestd.schema import Column
 from ingestd.spark.engine import Engine, JobGroup
-from ingestd.spark.errors import QueryFailed
+from ingestd.spark.errors import JobFailed
 from ingestd.spark.query import Exchange, Query
 from ingestd.storage.storages import Storages
-
-E = TypeVar("E", QueryFailed, RecordError)
 
 Answers = list[StageResult | IngestdError]
 """The result or the error of each task."""
@@ -129,12 +127,12 @@ class StageJobs:
         read = partial(read_rows, self._access.reference())
         try:
             reports, received = self._engine.exchange_result(self._group, query, read, moved, tasks)
-        except QueryFailed as error:
-            raise self._with_record(error, query, tasks) from error
+        except JobFailed as error:
+            raise self._explained(error, query, tasks) from error.__cause__
         answers = list(chain.from_iterable(received))
         for answer in answers:
             if isinstance(answer, RecordError):  # a row of the result; `reports` has those of the records
-                return [self._with_record(answer, query, tasks)]
+                return [self._explained(answer, query, tasks)]
         require_all(answers)
         if errors := [answer for answer in (*answers, *reports) if isinstance(answer, IngestdError)]:
             return list(errors)
@@ -163,49 +161,41 @@ class StageJobs:
         read, write = partial(read_rows, access), partial(write_rows, access)
         try:
             done = self._engine.query(self._group, query, read, write, tasks)
-        except QueryFailed as error:
-            raise self._with_record(error, query, tasks) from error
+        except JobFailed as error:
+            raise self._explained(error, query, tasks) from error.__cause__
         for task, (_, written) in zip(tasks, done, strict=True):
             if isinstance(written, RecordError):
-                return [self._with_record(written, query, [task])]
+                return [self._explained(written, query, [task])]
         return [joined(report, files) for report, files in done]
 
-    def _with_record(self, error: E, query: Query, tasks: Sequence[StageTask]) -> E:
-        """Return the error of a query for one record of these tasks, with the record's topic, partition and offset.
-
-        Neither Spark nor a row of the result names its record. As the result for a record depends on no other, the
-        query is evaluated again for half of the records that remain, until one is left. Returns `error` if this fails.
-        """
+    def _explained(self, error: Fault, query: Query, tasks: Sequence[StageTask]) -> IngestdError:
+        """Return the error of a query with the topic, partition and offset of the first record that causes it."""
         ranges = [part for task in tasks for part in task.ranges]
-        fault: E | None = None
-        while fault is None or sum(part.length for part in ranges) > 1:
-            first, *others = split(ranges, 2)
-            rules = replace(tasks[0].rules, on_error="skip", max_rejects=None)
-            half = replace(tasks[0], ranges=tuple(first), rules=rules)
-            cause = self._error_of_query(query, half)
-            fault = cause if isinstance(cause, type(error)) else None
-            if (cause and not fault) or not (fault or others):
-                return error  # the query cannot be evaluated now, or the only record that is left is not at fault
-            ranges = first if fault else others[0]
-        [record] = ranges
-        where = f"{record.topic}[{record.partition}] offset {record.first}, {fault.where}"
-        return type(error)(fault.what, where=where, hint=fault.hint)
+        rules = replace(tasks[0].rules, on_error="skip", max_rejects=None, evolution="none")
+        task = replace(tasks[0], rules=rules, max_bytes=None)
 
-    def _error_of_query(self, query: Query, task: StageTask) -> IngestdError | None:
-        """Return the error of a query for the records of a task, whose result is not stored; None if there is none."""
-        read = partial(read_rows, self._access.reference())
-        try:
-            [(_, error)] = self._engine.query(self._group, query, read, check_rows, [task])
-        except IngestdError as raised:
-            return raised
-        return error
+        def name(place: int) -> str:
+            [record] = cut(ranges, range(place, place + 1))
+            return f"{record.topic}[{record.partition}] offset {record.first}"
+
+        trial = Trial(
+            self._engine,
+            self._group,
+            query,
+            sum(part.length for part in ranges),
+            lambda places: replace(task, ranges=tuple(cut(ranges, places))),
+            name,
+            partial(read_rows, self._access.reference()),
+            check_rows,
+        )
+        return trial.explain(error)
 
     def examine(self, query: Query) -> tuple[Column, ...]:
         """Return the columns of the result of a query. Raises the errors of `Engine.examine`."""
         return self._engine.examine(query)
 
     def cancel(self) -> None:
-        """Cancel the running stages, which then fail with JobFailed. Returns immediately."""
+        """Cancel the running stages, which then fail with JobCancelled. Returns immediately."""
         self._engine.cancel(self._group)
 
     def release(self) -> None:

@@ -101,6 +101,9 @@ def cases(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> Ite
         made.add("long", routed, "t varchar(3)", transform=kind | {"select": "SELECT kind AS t FROM records"})
         late = {"columns": {"id": "int", "kind": "string"}, "select": "SELECT IF(id > 3, kind, '') AS t FROM records"}
         made.add("late", routed, "t varchar(3)", transform=late)
+        keys = {"columns": {"id": "int"}, "select": "SELECT str_to_map(IF(id > 3, 'a:1,a:2', 'a:1')) AS m FROM records"}
+        made.add("keys", routed, "m map<string,string>", transform=keys)
+        made.add("pattern", routed, kinds, where="kind RLIKE IF(id > 3, '(', 'click')")
         made.add("sums", routed, "n bigint", transform={"select": "SELECT count(*) AS n FROM records"})
         made.add("types", routed, "n int", transform={"select": "SELECT n * 2L AS n FROM records"})
         made.add("names", routed, "n int", transform={"select": "SELECT n AS m FROM records"})
@@ -175,6 +178,10 @@ def test_transform_when_tombstones_are_rows_then_the_query_reads_them(cases: _Ca
         ("long", "RecordError", "a text of 5 characters is longer than varchar(3)"),
         ("long", "RecordError", "_routed[0] offset 0, transform.select, column t"),
         ("late", "RecordError", "_routed[0] offset 4, transform.select, column t"),
+        ("keys", "QueryFailed", "_routed[0] offset 4, "),
+        ("keys", "QueryFailed", "[DUPLICATED_MAP_KEY] Duplicate map key"),
+        ("pattern", "QueryFailed", "_routed[0] offset 4, "),
+        ("pattern", "QueryFailed", "java.util.regex.PatternSyntaxException: Unclosed group"),
         ("sums", "ConfigError", "an aggregation is not allowed"),
         ("types", "ConfigError", "the result has the type bigint, but the column of the table has the type int"),
         ("names", "ConfigError", "the table has no such column"),
