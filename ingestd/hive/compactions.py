@@ -7,7 +7,8 @@ checks neither; a request with another name is accepted and then refused by the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from itertools import chain, takewhile
+from typing import Any, Literal, NamedTuple
 
 from hive_metastore import ttypes
 
@@ -20,12 +21,27 @@ Kind = Literal["minor", "major"]
 _TYPES = {"minor": ttypes.CompactionType.MINOR, "major": ttypes.CompactionType.MAJOR}
 _KINDS = {number: kind for kind, number in _TYPES.items()}
 _INITIATOR_BYTES = 128  # COMPACTION_QUEUE.CQ_INITIATOR_ID
+_WORKING, _READY_FOR_CLEANING = "w", "r"  # TxnStore
+# The history has several entries for each partition of a table, so only the first ones of an order are read.
+_BEGUN_LAST = 'COALESCE("CC_START", 0) DESC, "CC_ID" DESC'
+_FIRST_ENTRIES = 10
 
 
 class CompactionRefused(IngestdError):
     """The metastore did not accept a request for a compaction, usually because one is already queued."""
 
     exit_code = 69
+
+
+class Beginning(NamedTuple):
+    """When a worker began a compaction: a later one is greater.
+
+    `time` is in seconds by the clock of the metastore's database, which has a resolution of seconds in MySQL. A worker
+    takes the entry with the smallest id first.
+    """
+
+    time: float
+    id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +52,8 @@ class Compaction:
     `state` is Hive's: initiated, working, ready for cleaning, succeeded, failed, refused, aborted or did not initiate.
     The times are Unix times in seconds, 0 if they are not known. `ended` is when the worker finished, and
     `cleaner_started` when the cleaner began to remove what the compaction has replaced. `txn_id` is the worker's
-    transaction, 0 if it is not known (`read_compactions_of` knows it).
+    transaction, 0 if it is not known; only `read_at_work` and `read_begun_after` know it. If a worker continues for
+    another one that has died, it is that of the first one until the second has begun its own.
     """
 
     id: int
@@ -53,13 +70,18 @@ class Compaction:
     cleaner_started: float = 0.0
 
     @property
+    def beginning(self) -> Beginning:
+        """When the worker began; the smallest value if none has."""
+        return Beginning(self.started, self.id if self.started else 0)
+
+    @property
     def is_pending(self) -> bool:
         """Whether a worker has still to finish the compaction."""
         return self.state in ("initiated", "working")
 
     @property
     def is_being_cleaned(self) -> bool:
-        """Whether the cleaner is removing what the compaction has replaced."""
+        """Whether the cleaner is removing what the compaction has replaced, or has failed to, if there is an error."""
         return self.state == "ready for cleaning" and self.cleaner_started > 0
 
     @property
@@ -79,13 +101,40 @@ def read_compactions(metastore: Metastore) -> list[Compaction]:
     return sorted(map(_compaction, answer.compacts or ()), key=lambda compaction: compaction.id)
 
 
-def read_compactions_of(metastore: Metastore, table: TableName) -> list[Compaction]:
-    """Return the entries of a table and its partitions, with their transactions, the oldest first.
+def last_beginning(metastore: Metastore, table: TableName) -> Beginning:
+    """Return the beginning of the compaction of a table, or of a partition of it, that has begun last.
 
-    Only a metastore 4 knows the transactions. Raises MetastoreUnavailable.
+    The smallest value if none has begun. Raises MetastoreUnavailable.
     """
-    entries = map(_compaction, metastore.call("show_compact_of", table.database, table.table))
-    return sorted((entry for entry in entries if entry.table == table), key=lambda compaction: compaction.id)
+    answer = metastore.call("show_compact_of", table.database, table.table, "", _BEGUN_LAST, 1)
+    return max((_compaction(raw).beginning for raw in answer), default=Beginning(0.0, 0))
+
+
+def read_begun_after(metastore: Metastore, table: TableName, beginning: Beginning) -> list[Compaction]:
+    """Return the compactions of a table and its partitions that have begun after another one, the last first.
+
+    Raises MetastoreUnavailable.
+    """
+    limit = _FIRST_ENTRIES
+    while True:
+        answer = metastore.call("show_compact_of", table.database, table.table, "", _BEGUN_LAST, limit)
+        begun = list(takewhile(lambda compaction: compaction.beginning > beginning, map(_compaction, answer)))
+        if len(begun) < limit:
+            return begun
+        limit *= 10
+
+
+def read_at_work(metastore: Metastore, table: TableName) -> list[Compaction]:
+    """Return the compactions of a table and its partitions that a worker or the cleaner has begun and not completed.
+
+    The worker may have died, and the cleaner may have failed. Raises MetastoreUnavailable.
+    """
+    answers = [
+        metastore.call("show_compact_of", table.database, table.table, state, "", 0)
+        for state in (_WORKING, _READY_FOR_CLEANING)
+    ]
+    entries = map(_compaction, chain.from_iterable(answers))
+    return [entry for entry in entries if entry.state == "working" or entry.is_being_cleaned]
 
 
 def request_compaction(

@@ -47,22 +47,30 @@ class NewerCalls:
         out.trans.flush()
         self._receive()
 
-    def show_compact_of(self, database: str, table: str) -> list[ttypes.ShowCompactResponseElement]:
-        """Return the entries of one table in the queue of compactions and its history: `show_compact` of Hive 4.
+    def show_compact_of(
+        self, database: str, table: str, state: str, order: str, limit: int
+    ) -> list[ttypes.ShowCompactResponseElement]:
+        """Return entries of one table in the queue of compactions and its history: `show_compact` of Hive 4.
 
-        Each has the attribute `txnId`, the transaction of its worker: 0 until the worker has begun one. A metastore
-        before Hive 4 returns the entries of all tables, without transactions.
-        Source: hive_metastore.thrift of Hive 4, ShowCompactRequest and ShowCompactResponseElement.
+        `state` is the letter that the metastore stores; '' means all states. `order` is the SQL of an ORDER BY, '' that
+        of the metastore. Only the first `limit` entries are returned, if it is not 0. Each entry has the attribute
+        `txnId`, the transaction of its worker: 0 until a worker has begun one.
+        Source: hive_metastore.thrift of Hive 4, ShowCompactRequest, ShowCompactResponseElement; ShowCompactHandler.
         """
         out = self._oprot
         out.writeMessageBegin("show_compact", TMessageType.CALL, self._seqid)
         out.writeStructBegin("arguments")
         out.writeFieldBegin("rqst", TType.STRUCT, 1)
         out.writeStructBegin("ShowCompactRequest")
-        for number, name, value in ((3, "dbName", database), (4, "tbName", table)):
-            out.writeFieldBegin(name, TType.STRING, number)
-            out.writeString(value)
-            out.writeFieldEnd()
+        texts = ((3, "dbName", database), (4, "tbName", table), (7, "state", state), (9, "order", order))
+        for number, name, text in texts:
+            if text:
+                out.writeFieldBegin(name, TType.STRING, number)
+                out.writeString(text)
+                out.writeFieldEnd()
+        out.writeFieldBegin("limit", TType.I64, 8)
+        out.writeI64(limit)
+        out.writeFieldEnd()
         out.writeFieldStop()
         out.writeStructEnd()
         out.writeFieldEnd()

@@ -46,6 +46,9 @@ metastore had renamed the directory, and not yet the table or partition."""
 SOURCE_LOCATION = "ingestd.repl.source.location"
 """On a partition of a transactional table: its directory on the source, unless that is where its name is below the
 directory of the table. The files of a partition that gets another directory are other files."""
+MOVED = "ingestd.repl.moved"
+"""On a table or partition that a load has renamed: which compaction of the table had begun last before. It is removed
+when it is certain that none has begun during the rename (`load/target_moves.py`)."""
 IN_WAREHOUSE = "ingestd.repl.in.warehouse"
 """On a table: `true` if it is a managed table without transactions on the source. A metastore 4 makes an external table
 of it, whose directory is in the warehouse, and contains nothing but the copy."""

@@ -50,7 +50,7 @@ def _answer(*elements: dict[int, int | str]) -> TMemoryBuffer:
 
 def test_compactions_when_a_metastore_4_answers_then_have_their_transactions() -> None:
     client = _Client(_answer({_DATABASE: "d", _STATE: "working", _ID: 3, _TXN_ID: 12}, {_ERROR: "failed"}))
-    first, second = client.show_compact_of("d", "t")
+    first, second = client.show_compact_of("d", "t", "", '"CC_ID"', 7)
     assert (first.dbname, first.state, first.id, first.txnId) == ("d", "working", 3, 12)
     assert (second.errorMessage, second.txnId) == ("failed", 0)
     request = TBinaryProtocol(TMemoryBuffer(client.sent.getvalue()))
@@ -59,6 +59,10 @@ def test_compactions_when_a_metastore_4_answers_then_have_their_transactions() -
     for number, name in ((3, "d"), (4, "t")):
         assert request.readFieldBegin()[1:] == (TType.STRING, number)
         assert request.readString() == name
+    assert request.readFieldBegin()[1:] == (TType.STRING, 9)
+    assert request.readString() == '"CC_ID"'
+    assert request.readFieldBegin()[1:] == (TType.I64, 8)
+    assert request.readI64() == 7
 
 
 def test_call_when_answered_with_an_exception_then_it_is_raised() -> None:
@@ -69,4 +73,4 @@ def test_call_when_answered_with_an_exception_then_it_is_raised() -> None:
     ttypes.MetaException(message="no").write(out)
     out.writeFieldStop()
     with pytest.raises(ttypes.MetaException, match="no"):
-        _Client(buffer).show_compact_of("d", "t")
+        _Client(buffer).show_compact_of("d", "t", "w", '"CC_ID"', 7)

@@ -22,7 +22,8 @@ from tests.support.replica_kills import Ending, ProcessStep
 def main(side: str, given: dict[str, Any]) -> None:
     """Dump, or load the last dump; see Following."""
     ending = Ending.of(given)
-    cluster, stop = Cluster(Metastore(given["uri"]), Storages()), threading.Event()
+    metastore = Metastore(given["uri"], on_call=ending.on_call)
+    cluster, stop = Cluster(metastore, Storages()), threading.Event()
     directory = DumpDirectory(cluster.storages, given["root"], given["database"])
     if side == "dump":
         scope = directory.dumps()[-1].state.scope

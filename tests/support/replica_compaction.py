@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,33 +84,65 @@ class Work:
         storage.write(child(self.base, f"bucket_{self.written:05d}"), self.contents[self.written])
         self.written += 1
 
-    def finish(self) -> None:
-        """Write the last bucket and commit."""
+    def complete(self) -> None:
+        """Write the last bucket, and leave the transaction open."""
         self.write()
         self.metastore.call("mark_compacted", self.info)
+
+    def finish(self) -> None:
+        """Write the last bucket and commit."""
+        self.complete()
         self.metastore.call("commit_txn", ttypes.CommitTxnRequest(txnid=self.txn_id))
+
+    def fail(self) -> None:
+        """End as a worker whose transaction was aborted."""
+        self.metastore.call("mark_failed", self.info)
+
+
+def take_request(metastore: Metastore, name: TableName, partition: str = "") -> Any:
+    """Request a compaction, and take the request as a worker; return the entry of the queue."""
+    request = ttypes.CompactionRequest(
+        dbname=name.database,
+        tablename=name.table,
+        partitionname=partition or None,
+        type=ttypes.CompactionType.MAJOR,
+    )
+    metastore.call("compact2", request)
+    worker = ttypes.FindNextCompactRequest(workerId="tests", workerVersion="4.2.0")
+    infos = iter(lambda: metastore.call("find_next_compact2", worker).ci, None)
+    return next(info for info in infos if (info.dbname, info.tablename) == (name.database, name.table))
+
+
+def begin_transaction(metastore: Metastore, info: Any) -> int:
+    """Open the transaction of a worker that has taken a request, and store it in the entry; return its id."""
+    opened = ttypes.OpenTxnRequest(
+        num_txns=1, user=metastore.user, hostname="tests", txn_type=ttypes.TxnType.COMPACTION
+    )
+    (txn_id,) = metastore.call("open_txns", opened).txn_ids
+    info.highestWriteId, info.runas = 2, metastore.user
+    metastore.call("update_compactor_state", info, txn_id)
+    return int(txn_id)
 
 
 def begin_work(metastore: Metastore, storages: Storages, name: TableName, partition: str = "") -> Work:
     """Begin a compaction of a table, or of a partition, whose files are those of the write ids 1 and 2."""
-    call, kind = metastore.call, ttypes.CompactionType.MAJOR
-    request = ttypes.CompactionRequest(
-        dbname=name.database, tablename=name.table, partitionname=partition or None, type=kind
-    )
-    call("compact2", request)
-    worker = ttypes.FindNextCompactRequest(workerId="tests", workerVersion="4.2.0")
-    infos = iter(lambda: call("find_next_compact2", worker).ci, None)
-    info = next(info for info in infos if (info.dbname, info.tablename) == (name.database, name.table))
-    opened = ttypes.OpenTxnRequest(
-        num_txns=1, user=metastore.user, hostname="tests", txn_type=ttypes.TxnType.COMPACTION
-    )
-    (txn_id,) = call("open_txns", opened).txn_ids
-    info.highestWriteId, info.runas = 2, metastore.user
-    call("update_compactor_state", info, txn_id)
-    location = child(table_of(metastore, name).location, *filter(None, [partition]))
+    return continue_work(metastore, storages, take_request(metastore, name, partition))
+
+
+def continue_work(metastore: Metastore, storages: Storages, info: Any) -> Work:
+    """Begin a compaction whose request is taken."""
+    txn_id = begin_transaction(metastore, info)
+    name = TableName(info.dbname, info.tablename)
+    location = child(table_of(metastore, name).location, *filter(None, [info.partitionname]))
     storage = storages.at(location)
     contents = [storage.read(child(location, delta_name(write_id, 0), "bucket_00000")) for write_id in (1, 2)]
     return Work(metastore, storages, info, txn_id, child(location, f"base_{2:07d}_v{txn_id:07d}"), contents)
+
+
+def fail_compactions(metastore: Metastore, name: TableName, partitions: Sequence[str]) -> None:
+    """Add an entry to the history of a table for each partition, none of which needs to exist."""
+    for partition in partitions:
+        metastore.call("mark_failed", take_request(metastore, name, partition))
 
 
 def is_cleaned(metastore: Metastore, storages: Storages, name: TableName) -> bool:

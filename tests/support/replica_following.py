@@ -136,14 +136,17 @@ class Following:
 
     @contextmanager
     def process(
-        self, side: str, step: Enum, count: int = 1, number: int = signal.SIGKILL
+        self, side: str, step: Enum, count: int = 1, number: int = signal.SIGKILL, uri: str = ""
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """Dump, or load the last dump, in a process that sends itself the signal `number` after the step."""
+        """Dump, or load the last dump, in a process that sends itself the signal `number` after the step.
+
+        `uri` is another address of the metastore.
+        """
         given = {
             "root": str(self.root),
             "database": self.database,
             "target": self.target,
-            "uri": (self.replica.source if side == "dump" else self.replica.target).uri,
+            "uri": uri or (self.replica.source if side == "dump" else self.replica.target).uri,
             "external": f"file:{self.replica.target.external}",
             "step": step.value,
             "count": count,

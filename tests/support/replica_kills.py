@@ -1,4 +1,4 @@
-"""A process that dumps or loads, and kills or suspends itself after a step."""
+"""A process that dumps or loads, and kills or suspends itself after a step or a call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ class ProcessStep(Enum):
 
 @dataclass
 class Ending:
-    """Sends `signal` to this process at the step `step` when it has been completed `count` times."""
+    """Sends `signal` to this process at the step `step` when it has been completed `count` times.
+
+    A call of the metastore is a step of its name.
+    """
 
     step: str
     count: int
@@ -39,7 +42,14 @@ class Ending:
 
     def observe(self, step: Enum) -> None:
         """Note that a step is complete."""
-        self.count -= step.value == self.step
+        self._note(step.value)
+
+    def on_call(self, method: str, _seconds: float, _outcome: str) -> None:
+        """Note that a call is answered."""
+        self._note(method)
+
+    def _note(self, step: str) -> None:
+        self.count -= step == self.step
         if self.count == 0:
             self.count = -1
             os.kill(os.getpid(), self.signal)

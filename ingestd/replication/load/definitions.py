@@ -12,7 +12,7 @@ copy that is newer than the table of the events has been dropped before (`_Load.
 
 A table is lost as well if the metastore of the target refuses a change of it: only that of the source may allow a type
 that cannot be converted to the new one, or the target may have the directory of a new partition. So is a table whose
-compaction begins on the target while it is renamed (`target_moves.py`).
+compaction begins on the target while it is renamed (`target_moves.py`); a repeated load that finds it renamed asks too.
 
 A partition of a transactional table may get another directory, with other files. Not every event has the old one, so a
 copy keeps the directory of the source (SOURCE_LOCATION); if it changes, the table is lost.
@@ -66,6 +66,8 @@ from ingestd.replication.external import target_location
 from ingestd.replication.load.target_moves import (
     drop_partitions,
     drop_table,
+    is_partition_undisturbed,
+    is_undisturbed,
     rename_partition,
     rename_table,
     truncate_at_once,
@@ -251,18 +253,10 @@ class Definitions:
     def _alter_table(self, table: str, message: _Message) -> None:
         after = TableObject.parse(message["tableObjAfterJson"])
         name = after.name.table
-        if name != table and find_table(self._metastore, self._name(table)) is None:
-            if self.table(name) is None:  # not renamed in an earlier replay
-                self._lose(name, f"it was renamed from {table}, of which the target has no copy")
-            return
-        if name != table and self._accepts_missing and find_table(self._metastore, self._name(name)) is not None:
-            self._lose(name, f"it was renamed from {table} meanwhile")
+        if name != table and not self._is_to_be_renamed(table, name):
             return
         before = self.table(table)
         if before is None:
-            return
-        if name != table and WITHOUT_DIRECTORY in before.parameters:
-            self._lose(name, f"it was being renamed from {table} when it was copied")
             return
         write_id = write_id_of(message)
         if is_truncation(message):
@@ -274,7 +268,27 @@ class Definitions:
         if name == table:
             self._alter_columns(changed)
         elif not rename_table(self._target, before, changed):
-            self._lose(name, f"a compaction of the target began while it was renamed from {table}")
+            self._lose_disturbed(name, f"it was renamed from {table}")
+
+    def _is_to_be_renamed(self, table: str, name: str) -> bool:
+        """Return whether a table must get another name; it is lost if it cannot, or was disturbed when it got it."""
+        existing = find_table(self._metastore, self._name(table))
+        if existing is None:
+            if self.table(name) is None:  # not renamed in an earlier replay
+                self._lose(name, f"it was renamed from {table}, of which the target has no copy")
+            elif not is_undisturbed(self._target, self._name(name)):
+                self._lose_disturbed(name, f"it was renamed from {table}")
+            return False
+        if self._accepts_missing and find_table(self._metastore, self._name(name)) is not None:
+            self._lose(name, f"it was renamed from {table} meanwhile")
+            return False
+        if WITHOUT_DIRECTORY in existing.parameters:
+            self._lose(name, f"it was being renamed from {table} when it was copied")
+            return False
+        return True
+
+    def _lose_disturbed(self, table: str, change: str) -> None:
+        self._lose(table, f"a compaction of the target began while {change}")
 
     def _alter_columns(self, changed: TableObject) -> None:
         """Replace the definition of a table, and the columns of partitions that events have changed.
@@ -352,16 +366,20 @@ class Definitions:
             is_settled = int(existing_table.parameters.get(SETTLED, 0)) < self._event
             is_empty = old is not None and WITHOUT_DIRECTORY in old.parameters
             is_uncertain = not is_settled or old is None or after.values in existing
+            name, new_name = (existing_table.partition_name(values) for values in (before.values, after.values))
             if is_empty or (self._accepts_missing and is_uncertain):
-                self._lose(table, f"the partition {existing_table.partition_name(before.values)} was renamed meanwhile")
-            elif old is not None:
+                self._lose(table, f"the partition {name} was renamed meanwhile")
+                return
+            if old is None:  # renamed in an earlier replay
+                is_right = is_partition_undisturbed(self._target, existing_table, new_name)
+            else:
                 parameters = as_exact_as(_with_marks(after.parameters, old.parameters), old.parameters)
                 parameters.pop(SOURCE_LOCATION, None)
                 parameters |= _marks_of_location(TableObject.parse(message["tableObjJson"]), after)
                 renamed = after.copied(existing_table.name, old.location, parameters)
-                if not rename_partition(self._target, existing_table, old, renamed):
-                    name = existing_table.partition_name(before.values)
-                    self._lose(table, f"a compaction of the target began while the partition {name} was renamed")
+                is_right = rename_partition(self._target, existing_table, old, renamed)
+            if not is_right:
+                self._lose_disturbed(table, f"the partition {name} was renamed")
             return
         self._change_partitions(existing_table, [after], message)
 

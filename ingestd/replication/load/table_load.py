@@ -50,7 +50,7 @@ from ingestd.replication.directory.manifest import (
     WithoutDirectoryRecord,
 )
 from ingestd.replication.external import target_location
-from ingestd.replication.load.target_moves import drop_table, rename_table
+from ingestd.replication.load.target_moves import drop_table, is_undisturbed, rename_table
 from ingestd.replication.marks import (
     CHECKPOINT,
     IDENTITY,
@@ -307,20 +307,21 @@ class TableLoad:
 
         One that was compacted meanwhile is lost. A table with aborted write ids is compacted as soon as it has them.
         """
-        metastore = self.target.metastore
         for name, target in placed.items():
-            if target.table.name.table == name:
-                continue
             final = TableName(self.database, name)
-            self.drop(final)
-            self.observe(LoadStep.DROPPED)
-            table = find_table(metastore, target.table.name)
-            if table is None:
-                raise self._dropped(target.table.name)
-            renamed = table.copied(final, table.stored_location, table.parameters)
-            if not rename_table(self.target, table, renamed):
+            if target.table.name == final:  # replaced by an earlier load
+                is_right = is_undisturbed(self.target, final)
+            else:
+                self.drop(final)
+                self.observe(LoadStep.DROPPED)
+                table = find_table(self.target.metastore, target.table.name)
+                if table is None:
+                    raise self._dropped(target.table.name)
+                renamed = table.copied(final, table.stored_location, table.parameters)
+                is_right = rename_table(self.target, table, renamed)
+                self.observe(LoadStep.REPLACED)
+            if not is_right:
                 lost.add(name, "a compaction of the target began while the complete copy was renamed")
-            self.observe(LoadStep.REPLACED)
 
     # --- constraints
 
