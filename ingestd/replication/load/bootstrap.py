@@ -10,7 +10,7 @@ The steps, in an order that must not change:
 1. take over the database: it must be new, empty, or a copy of the same source
 2. create each table
 3. copy the files of all tables; drop a table of which a file has vanished from the source, and ask the next dump for it
-   (`directory/lost_tables.py`)
+   (`directory/lost_tables.py`); so is one that the metastore of the target refuses in this step or another
 4. give the tables their write ids, create the partitions, with their statistics, and mark the tables as complete
 5. copy the directories of external tables
 6. create functions and constraints; foreign keys last, because they need the keys of other tables
@@ -103,9 +103,9 @@ def load_bootstrap(
         load.drop_others(placed)
         load.copy_external(copier, copied, stop)
         load.create_functions()
-        tables.create_constraints(placed, dump.state.scope.database)
+        tables.create_constraints(placed, dump.state.scope.database, lost)
         load.store_last_event(metadata.to_event)
-    return copied.report(0, sorted(placed), lost.names)
+    return copied.report(0, sorted(name for name in placed if name not in lost), lost.names)
 
 
 @dataclass(frozen=True, slots=True)

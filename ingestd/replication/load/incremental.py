@@ -403,12 +403,12 @@ class _Load:
             )
             placed = tables.copy_all(self._lost, copier, self._copied, stop)
             tables.replace_tables(placed, self._lost)
-            tables.create_constraints(placed, self._metadata.scope.database)
+            tables.create_constraints(placed, self._metadata.scope.database, self._lost)
             for name in record.tables:
                 if name not in placed and name not in self._lost:
                     tables.drop(self._name(name))
             self._settled = record.settled
-            self._bootstrapped = tuple(sorted(placed))
+            self._bootstrapped = tuple(sorted(name for name in placed if name not in self._lost))
 
     def copy_external(self, copier: Copier, stop: threading.Event) -> None:
         """Copy the directories of external tables as they are now."""

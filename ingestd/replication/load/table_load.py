@@ -5,6 +5,9 @@ a part of them: the base of a compaction would hide the files that come after it
 transaction. Every step may be repeated: a table says whether this dump has completed it (CHECKPOINT) or has begun it
 (LOADING). A table that neither is true of is replaced.
 
+A table is lost if a file of it has vanished from the source, or if the metastore of the target refuses a step: then its
+incomplete copy is dropped, and the next dump contains it again (`directory/lost_tables.py`).
+
 A load of tables into a database that readers use gives them other names until they are complete (`loading_name`), and
 then replaces the tables of those names (`replace_tables`). In between, a reader finds no table, but never a part of it.
 """
@@ -14,7 +17,8 @@ from __future__ import annotations
 import re
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Container, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -22,6 +26,7 @@ from hashlib import sha256
 from itertools import groupby, islice
 
 from ingestd.errors import ReplicationError
+from ingestd.hive.answers import MetastoreRefusal, UnknownCall
 from ingestd.hive.attachments import Constraint, ConstraintKind, add_constraints
 from ingestd.hive.objects import (
     PartitionObject,
@@ -139,16 +144,27 @@ class TableLoad:
         placed = self.create(lost)
         for name, reason in self.copy(placed, copier, copied, stop).items():
             lost.add(name, reason)
-            self.drop(placed.pop(name).table.name)
-        self.set_write_ids(placed)
-        self.complete(placed)
+        self._drop_lost(placed, lost)
+        self.set_write_ids(placed, lost)
+        self.complete(placed, lost)
         return placed
 
-    def create(self, left_out: Container[str]) -> dict[str, Placed]:
-        """Create the tables, except some; return them by their names on the source."""
-        records = (record for record in self.manifest.read(TableRecord) if record.table not in left_out)
+    def _drop_lost(self, placed: dict[str, Placed], lost: LostTables) -> None:
+        """Drop the incomplete copies of tables that were lost, and remove them from `placed`."""
+        for name in [name for name in placed if name in lost]:
+            self.drop(placed.pop(name).table.name)
+
+    def create(self, lost: LostTables) -> dict[str, Placed]:
+        """Create the tables, except those that are lost; return them by their names on the source."""
         without_directory = self._without_directory()
-        return {record.table: self._create(record, without_directory.get(record.table, ())) for record in records}
+        placed = {}
+        for record in self.manifest.read(TableRecord):
+            if record.table not in lost:
+                with _losing(record.table, lost):
+                    placed[record.table] = self._create(record, without_directory.get(record.table, ()))
+                if record.table in lost:
+                    self.drop(TableName(self.database, self.named(record.table)))
+        return placed
 
     def _without_directory(self) -> Mapping[str, Collection[str]]:
         """Return the partitions of each table whose directories were missing; WHOLE_TABLE stands for the table."""
@@ -182,19 +198,28 @@ class TableLoad:
             existing = find_table(metastore, name)
         if existing is None:
             raise self._dropped(name)
-        is_special = name.table != record.table and not _PLAIN_NAME.fullmatch(record.table)
-        if is_special and existing.location.endswith(f"/{name.table}"):
+        if name.table != record.table and not self._can_be_moved(existing, record.table, final):
             existing = self._elsewhere(existing)
         return Placed(
             existing, is_complete=False, without_directory=frozenset(without_directory), source=table.location
         )
 
-    def _elsewhere(self, table: TableObject) -> TableObject:
-        """Give a new table a directory that has not its name, and return it.
+    def _can_be_moved(self, table: TableObject, name: str, replaced: TableObject | None) -> bool:
+        """Return whether a metastore can give a new table another name, when it has dropped the table `replaced`.
 
-        When a metastore renames a table, it also renames a directory of the old name, which fails for a new name with a
-        colon. Directories of other names stay as they are.
+        It also renames a directory of the old name. That fails for a new name with a colon, and if a directory of the
+        new name exists, which a drop may have left. Directories of other names stay as they are.
         """
+        above, _, directory = table.location.rpartition("/")
+        if directory != table.name.table:
+            return True
+        if not _PLAIN_NAME.fullmatch(name):
+            return False
+        place = child(above, name)
+        return (replaced is not None and replaced.location == place) or not self.target.storages.at(place).exists(place)
+
+    def _elsewhere(self, table: TableObject) -> TableObject:
+        """Give a new table a directory that has not its name, and return it."""
         location = f"{table.location}_{self.dump.rpartition('/')[2]}"
         moved = table.copied(table.name, location, table.parameters)
         alter_table(self.target.metastore, table.name, moved)
@@ -253,7 +278,7 @@ class TableLoad:
 
     # --- write ids, partitions and completion
 
-    def set_write_ids(self, placed: Mapping[str, Placed]) -> None:
+    def set_write_ids(self, placed: dict[str, Placed], lost: LostTables) -> None:
         """Give the tables whose files are in place the write ids of the snapshot."""
         replay = Replay(self.target.metastore, self.database, accepts_gaps=lambda _: True)
         aborted: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
@@ -263,19 +288,25 @@ class TableLoad:
         for record in self.manifest.read(TableRecord):
             if record.write_ids and record.table in placed and not placed[record.table].is_complete:
                 name = placed[record.table].table.name
-                replay.set_write_ids(name, parse(record.write_ids), aborted[record.table])
+                with _losing(record.table, lost):
+                    replay.set_write_ids(name, parse(record.write_ids), aborted[record.table])
                 self.observe(LoadStep.WRITE_IDS)
+        self._drop_lost(placed, lost)
 
-    def complete(self, placed: Mapping[str, Placed]) -> None:
+    def complete(self, placed: dict[str, Placed], lost: LostTables) -> None:
         """Create the partitions of tables whose files are in place, and mark the tables as complete."""
         for name, records in groupby(self.manifest.read(PartitionRecord), key=lambda record: record.table):
             if name in placed and not placed[name].is_complete:
-                while some := list(islice(records, _PARTITIONS_AT_ONCE)):
-                    self._add_partitions(placed[name], some)
-                    self.observe(LoadStep.PARTITIONS)
-        for target in placed.values():
+                with _losing(name, lost):
+                    while some := list(islice(records, _PARTITIONS_AT_ONCE)):
+                        self._add_partitions(placed[name], some)
+                        self.observe(LoadStep.PARTITIONS)
+        self._drop_lost(placed, lost)
+        for name, target in placed.items():
             if not target.is_complete:
-                self._mark_complete(target.table.name)
+                with _losing(name, lost):
+                    self._mark_complete(target.table.name)
+        self._drop_lost(placed, lost)
         self.observe(LoadStep.COMPLETE)
 
     def _add_partitions(self, placed: Placed, records: list[PartitionRecord]) -> None:
@@ -302,41 +333,47 @@ class TableLoad:
         parameters.pop(LOADING, None)
         alter_table(self.target.metastore, name, table.copied(name, table.stored_location, parameters))
 
-    def replace_tables(self, placed: Mapping[str, Placed], lost: LostTables) -> None:
+    def replace_tables(self, placed: dict[str, Placed], lost: LostTables) -> None:
         """Replace the tables of the source's names by the complete copies.
 
         One that was compacted meanwhile is lost. A table with aborted write ids is compacted as soon as it has them.
         """
-        for name, target in placed.items():
+        metastore, began = self.target.metastore, "a compaction of the target began while the complete copy was renamed"
+        for name, target in list(placed.items()):
             final = TableName(self.database, name)
             if target.table.name == final:  # replaced by an earlier load
-                is_right = is_undisturbed(self.target, final)
-            else:
-                self.drop(final)
-                self.observe(LoadStep.DROPPED)
-                table = find_table(self.target.metastore, target.table.name)
-                if table is None:
-                    raise self._dropped(target.table.name)
-                renamed = table.copied(final, table.stored_location, table.parameters)
-                is_right = rename_table(self.target, table, renamed)
-                self.observe(LoadStep.REPLACED)
-            if not is_right:
-                lost.add(name, "a compaction of the target began while the complete copy was renamed")
+                if not is_undisturbed(self.target, final):
+                    lost.add(name, began)
+                continue
+            self.drop(final)
+            self.observe(LoadStep.DROPPED)
+            table = find_table(metastore, target.table.name)
+            if table is None:
+                raise self._dropped(target.table.name)
+            renamed = table.copied(final, table.stored_location, table.parameters)
+            with _losing(name, lost):
+                if not rename_table(self.target, table, renamed):
+                    lost.add(name, began)
+            if name in lost and find_table(metastore, final) is None:  # the rename was refused
+                self._drop_lost(placed, lost)
+            self.observe(LoadStep.REPLACED)
 
     # --- constraints
 
-    def create_constraints(self, tables: Collection[str], source: str) -> None:
+    def create_constraints(self, tables: Collection[str], source: str, lost: LostTables) -> None:
         """Create the constraints of tables, and the foreign keys of other tables that refer to them, these last.
 
         `source` is the database of the dump. The metastore drops a foreign key with the table to which it refers, so
-        one of a table that is not copied again must be created again.
+        one of a table that is not copied again must be created again. A table whose constraints the metastore refuses
+        is lost.
         """
         all_constraints = self._constraints(tables, source)
         for is_foreign in (False, True):
             some = [c for c in all_constraints if (c.kind is ConstraintKind.FOREIGN_KEY) == is_foreign]
             for name, constraints in groupby(some, key=lambda constraint: constraint.table):
                 if name.table in tables or find_table(self.target.metastore, name) is not None:
-                    add_constraints(self.target.metastore, name, list(constraints))
+                    with _losing(name.table, lost):
+                        add_constraints(self.target.metastore, name, list(constraints))
         self.observe(LoadStep.CONSTRAINTS)
 
     def _constraints(self, tables: Collection[str], source: str) -> list[Constraint]:
@@ -349,3 +386,14 @@ class TableLoad:
                 copied = constraint.copied(source, self.database)
                 copies[copied.kind, copied.table, copied.name] = copied
         return sorted(copies.values(), key=lambda constraint: constraint.table.table)
+
+
+@contextmanager
+def _losing(table: str, lost: LostTables) -> Iterator[None]:
+    """Lose a table if the metastore refuses a step of its load."""
+    try:
+        yield
+    except UnknownCall:
+        raise
+    except MetastoreRefusal as refusal:
+        lost.add(table, f"the metastore refused its copy: {refusal}")
