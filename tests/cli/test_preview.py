@@ -259,6 +259,22 @@ def test_preview_when_something_is_missing_then_says_what(run: Run, stack: Stack
         assert words in result.err
 
 
+def test_preview_when_the_control_database_is_a_target_of_replication_then_refuses_as_the_mapping_does(
+    run: Run, stack: Stack
+) -> None:
+    control = f"{stack.name}_control"
+    stack.topic(1)
+    stack.table("id int")
+    stack.produce([{"id": 1}])
+    stack.sql(f"CREATE DATABASE {control} WITH DBPROPERTIES ('repl.target.for'='p1')")
+    topic = Topic(stack, stack.config(control={"database": control}))
+    refused = topic.preview(run)
+    assert (refused.code, refused.out) == (65, "")
+    assert f"database {control} is a target of replication (repl.target.for)" in refused.err
+    stack.sql(f"ALTER DATABASE {control} SET DBPROPERTIES ('repl.target.for'='')")
+    assert len(topic.preview(run).json["rows"]) == 1
+
+
 def test_preview_when_offsets_have_gaps_then_shows_as_many_records_as_requested(run: Run, stack: Stack) -> None:
     stack.topic(1)
     stack.table("id int")

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from ingestd.formats.decoder import DecodeResult
 from ingestd.hive.alteration import describe
 from ingestd.hive.client import Metastore
 from ingestd.hive.tables import Table
+from ingestd.ingest.inspection.checks import usable_control
 from ingestd.ingest.inspection.excerpt import ANSWER_SECONDS, End, Excerpt, ExcerptLimits, read_excerpt
 from ingestd.ingest.inspection.positions import InvalidPosition
 from ingestd.ingest.options import CommitOptions, MappingOptions, milliseconds, parse_time
@@ -219,6 +220,7 @@ def preview(
     NothingToPreview, LoginFailed, MetastoreUnavailable, BrokerUnavailable and the other errors of `read_excerpt`,
     `check_query` and `Engine.query`.
     """
+    usable_control(metastore, options.control)
     table, statement = find_target(metastore, options)
     creations = (statement, find_letters(metastore, options))
     if options.where or options.transform:
@@ -330,8 +332,8 @@ def _queried(
     for batch, decoded in zip(batches, results, strict=True):
         computed: list[pa.RecordBatch] = []
         records: list[int] = []
-        for record in decoded.records_of_rows(batch.values).tolist():
-            _, of_record = next(done)
+        numbers = decoded.records_of_rows(batch.values).tolist()
+        for record, (_, of_record) in zip(numbers, islice(done, len(numbers)), strict=True):
             for result in of_record:
                 computed.append(table_rows(result, table.shape, partitioning))
                 records += [record] * result.num_rows
