@@ -17,16 +17,20 @@ import pytest
 from confluent_kafka import Producer
 
 from ingestd.config.document import load
+from ingestd.errors import IngestdError, RecordError
 from ingestd.hive.control import find_control_table
 from ingestd.hive.tables import TableName, load_acid_table
 from ingestd.ingest.control import Request
+from ingestd.ingest.inspection.preview import preview
 from ingestd.ingest.offline.change import change_stored
 from ingestd.publish.warehouse import Warehouse
 from ingestd.sandbox import Addresses
+from ingestd.spark.errors import QueryFailed
 from ingestd.storage.local import local_path
 from ingestd.storage.storages import Storages
 from tests.support.avro import encode, schema_of, single_object
 from tests.support.command import Result, Run
+from tests.support.daemon import shared_engine
 from tests.support.patience import LIMIT
 from tests.support.segments import flip_last_bits
 from tests.support.stack import Stack
@@ -534,6 +538,27 @@ def test_preview_when_the_mapping_has_sql_then_shows_the_result_and_check_examin
     assert sorted(stack.sql(f"SELECT CAST(id AS string), tag FROM {stack.name}")) == [
         tuple(values[column] for column in columns) for _, values in rows
     ]
+
+
+@pytest.mark.parametrize(
+    ("select", "kind", "text"),
+    [
+        ("SELECT str_to_map(IF(id = 4, 'a:1,a:2', 'a:1'))['a'] AS t FROM records", QueryFailed, "DUPLICATED_MAP_KEY"),
+        ("SELECT IF(id = 4, 'long', 'a') AS t FROM records", RecordError, "column t: a row of the result cannot be"),
+    ],
+)
+def test_preview_when_its_sql_fails_for_a_record_then_the_error_names_it(
+    stack: Stack, select: str, kind: type[IngestdError], text: str
+) -> None:
+    stack.topic(2)
+    stack.table("t varchar(3)")
+    for partition in range(2):
+        numbers = range(partition, 8, 2)
+        stack.produce([b"{", *({"id": n, "ids": [n, n]} for n in numbers)], partition=partition)
+    columns = {"id": "int", "ids": "array<int>"}
+    [options] = load([stack.config({"transform": {"columns": columns, "select": select}})]).mappings
+    with pytest.raises(kind, match=rf"^{stack.name}\[0\] offset 3, .*{text}"):
+        preview(stack.metastore, options, 20, None, shared_engine)
 
 
 def _command(*arguments: object) -> Any:

@@ -20,7 +20,7 @@ import pyarrow as pa
 from ingestd.acid.hive_text import hive_text
 from ingestd.acid.routing import Shape, route
 from ingestd.acid.writer_pool import StagingFiles, WriterPool
-from ingestd.errors import ConfigError, IngestdError, encodable
+from ingestd.errors import ConfigError, IngestdError, RecordError, encodable
 from ingestd.formats.decoder import DecodeResult
 from ingestd.hive.alteration import describe
 from ingestd.hive.client import Metastore
@@ -33,6 +33,7 @@ from ingestd.ingest.rows.decoding import RowDecoder
 from ingestd.ingest.rows.partitioning import Partitioning
 from ingestd.ingest.rows.transform import table_rows
 from ingestd.ingest.stage.exchange import packed
+from ingestd.ingest.stage.fault import Trial, at_record, ignore_rows
 from ingestd.ingest.table.creation import find_letters, find_target
 from ingestd.ingest.table.evolution import columns_for
 from ingestd.ingest.table.target import check_query, decoder_for, decoding_of, partitioning_of
@@ -41,6 +42,8 @@ from ingestd.kafka.ranges import OffsetRange, TopicIdentity, TopicPartition
 from ingestd.kafka.reader import Batch
 from ingestd.schema import Column
 from ingestd.spark.engine import Engine, JobGroup
+from ingestd.spark.errors import JobFailed
+from ingestd.spark.query import Query
 from ingestd.storage.storages import Storages
 
 _PLACE = re.compile(r"([\w.-]{1,249}):(\d+):(\d+)")
@@ -102,6 +105,9 @@ class Origin:
     def of(cls, batch: Batch, record: int) -> Origin:
         """Return the place of a record of the batch."""
         return cls(batch.topic, int(batch.partitions[record]), int(batch.offsets[record]))
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}] offset {self.offset}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +244,7 @@ def preview(
     query = decoding_of(table, options).query
     if query is not None:
         partitioning = partitioning_of(table, options)
-        evaluate = partial(engine().query, group or JobGroup("preview"), query, _one, _list)
+        evaluate = partial(_evaluate, engine(), group or JobGroup("preview"), query)
         results = list(_queried(evaluate, table, partitioning, batches, results))
     rows: list[PreviewRow] = []
     rejects = [
@@ -314,38 +320,63 @@ def _unfilled(decoder: RowDecoder, batches: Sequence[Batch], rows: Sequence[pa.R
 
 
 def _queried(
-    evaluate: Callable[[Sequence[bytes]], list[tuple[None, list[pa.RecordBatch]]]],
+    evaluate: Callable[[Sequence[bytes], Sequence[Origin]], list[list[pa.RecordBatch]]],
     table: Table,
     partitioning: Partitioning,
     batches: Sequence[Batch],
     results: Sequence[DecodeResult],
 ) -> Iterator[DecodeResult]:
-    """Yield the rows of the table instead of the decoded rows of each batch.
-
-    One job evaluates all of them, as in a stage. But each row is a task, which shows its record.
-    """
+    """Yield the rows of the table instead of the decoded rows of each batch. Raises RecordError for a row of these."""
     # As bytes, because each task unpickles all items.
     rows = [
         packed(rows.take([index])) for result in results for rows in result.batches for index in range(rows.num_rows)
     ]
-    done = iter(evaluate(rows) if rows else [])
-    for batch, decoded in zip(batches, results, strict=True):
+    of_rows = [decoded.records_of_rows(batch.values).tolist() for batch, decoded in zip(batches, results, strict=True)]
+    origins = [Origin.of(batch, record) for batch, of_row in zip(batches, of_rows, strict=True) for record in of_row]
+    done = iter(evaluate(rows, origins) if rows else [])
+    for batch, decoded, of_row in zip(batches, results, of_rows, strict=True):
         computed: list[pa.RecordBatch] = []
         records: list[int] = []
-        numbers = decoded.records_of_rows(batch.values).tolist()
-        for record, (_, of_record) in zip(numbers, islice(done, len(numbers)), strict=True):
+        for record, of_record in zip(of_row, islice(done, len(of_row)), strict=True):
             for result in of_record:
-                computed.append(table_rows(result, table.shape, partitioning))
+                try:
+                    computed.append(table_rows(result, table.shape, partitioning))
+                except RecordError as error:
+                    raise at_record(error, str(Origin.of(batch, record))) from error
                 records += [record] * result.num_rows
         yield DecodeResult(computed, decoded.rejects, decoded.skipped, np.array(records, np.int64))
 
 
-def _one(row: bytes, report: Callable[[None], None]) -> Iterator[pa.RecordBatch]:
-    yield from pa.ipc.open_stream(row)
+def _evaluate(
+    engine: Engine, group: JobGroup, query: Query, rows: Sequence[bytes], origins: Sequence[Origin]
+) -> list[list[pa.RecordBatch]]:
+    """Return the result of a query for each row. Raises QueryFailed, which names the record, and those of the engine.
+
+    One job evaluates all of them, as in a stage. But each row is a task, which shows its record.
+    """
+    try:
+        return [result for _, result in engine.query(group, query, _yield_rows, _list, [(row,) for row in rows])]
+    except JobFailed as error:
+        trial = Trial(
+            engine,
+            group,
+            query,
+            len(rows),
+            lambda places: rows[places.start : places.stop],
+            lambda place: str(origins[place]),
+            _yield_rows,
+            ignore_rows,
+        )
+        raise trial.explain(error) from error.__cause__
+
+
+def _yield_rows(rows: Sequence[bytes], report: Callable[[None], None]) -> Iterator[pa.RecordBatch]:
+    for row in rows:
+        yield from pa.ipc.open_stream(row)
     report(None)
 
 
-def _list(_row: bytes, batches: Iterator[pa.RecordBatch]) -> list[pa.RecordBatch]:
+def _list(_rows: Sequence[bytes], batches: Iterator[pa.RecordBatch]) -> list[pa.RecordBatch]:
     return list(batches)
 
 

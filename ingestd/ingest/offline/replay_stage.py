@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingestd.acid.writer_pool import PoolLimits, StagingFile, StagingFiles, WriterPool
-from ingestd.errors import IngestdError, InvalidTable
+from ingestd.errors import IngestdError, InvalidTable, RecordError
 from ingestd.formats.decoder import DecodeResult
 from ingestd.hive.tables import Table
 from ingestd.ingest.letters.groups import LetterGroup, grouped
@@ -31,15 +31,20 @@ from ingestd.ingest.letters.table import UNREAD, LetterTable, Replay, letters_of
 from ingestd.ingest.letters.writer import LetterTargets
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.rows.decoding import NONE_REFUSED, Refused, RowDecoder
-from ingestd.ingest.stage.task import Access, Output, RecordRules, StagedTable, StageTask, write_rows
+from ingestd.ingest.stage.fault import Trial
+from ingestd.ingest.stage.task import Access, Output, RecordRules, StagedTable, StageTask, check_rows, write_rows
 from ingestd.ingest.table.evolution import ColumnsNeeded, require_columns
 from ingestd.ingest.table.target import decoding_of, partitioning_of
 from ingestd.kafka.reader import Batch
 from ingestd.spark.engine import Engine, JobGroup
-from ingestd.spark.query import Query
+from ingestd.spark.errors import JobFailed
+from ingestd.spark.query import Batches, Query
+from ingestd.spark.shared import Reference
 from ingestd.storage.system_errors import guarded
 
 _LIMITS = PoolLimits(pending_bytes=16 << 20)
+# The columns of letters that name their records.
+_ORIGIN = ["record_topic", "record_partition", "record_offset"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +114,9 @@ class ReplayStage:
         replayed = 0
         try:
             topics = _by_topic(_with_record(remaining, unread))
-            for letters, decoded in chain.from_iterable(self._decode(decoder, of_topic) for of_topic in topics):
-                output.write(decoded.batches)
+            for letters, batch, decoded in chain.from_iterable(self._decode(decoder, of_topic) for of_topic in topics):
+                records = pa.array(decoded.records_of_rows(batch.values))
+                output.write(decoded.batches, letters.select(_ORIGIN).take(records))
                 fits = np.ones(letters.num_rows, np.bool_)
                 fits[[reject.row for reject in decoded.rejects]] = False
                 rejects = grouped([*rejects, *_rejects(letters, decoded)])
@@ -128,11 +134,13 @@ class ReplayStage:
     def _output(self, name: str) -> _Output:
         query = self.task.rules.decoding.query
         if query is None:
-            return Output(self.access, self.task, name)
+            return _DecodedOutput(Output(self.access, self.task, name))
         return _QueriedOutput(self.engine(), query, self.access, self.task)
 
-    def _decode(self, decoder: RowDecoder, letters: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, DecodeResult]]:
-        """Yield the letters in parts, with what their records become."""
+    def _decode(
+        self, decoder: RowDecoder, letters: pa.RecordBatch
+    ) -> Iterator[tuple[pa.RecordBatch, Batch, DecodeResult]]:
+        """Yield the letters in parts, with their records and what these become."""
         start = 0
         batch = _batch(letters, keep_messages=self.task.rules.decoding.columns.need_messages)
         for part, decoded in decoder.decode_in_parts(batch):
@@ -141,16 +149,56 @@ class ReplayStage:
             except ColumnsNeeded as error:
                 hint = "add them with ALTER TABLE, or let the mapping do so by reading a record with the same schema"
                 raise InvalidTable(error.what, where=f"mapping {self.task.mapping}", hint=hint) from error
-            yield letters.slice(start, len(part.values)), decoded
+            yield letters.slice(start, len(part.values)), part, decoded
             start += len(part.values)
 
 
 class _Output(Protocol):
-    def write(self, batches: Sequence[pa.RecordBatch]) -> None: ...
+    def write(self, batches: Sequence[pa.RecordBatch], origins: pa.RecordBatch) -> None:
+        """Write decoded rows, each of which has a row of `_ORIGIN`."""
 
     def finish(self) -> tuple[StagingFile, ...]: ...
 
     def abort(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodedOutput:
+    """Writes the decoded rows themselves."""
+
+    output: Output
+
+    def write(self, batches: Sequence[pa.RecordBatch], origins: pa.RecordBatch) -> None:
+        self.output.write(batches)
+
+    def finish(self) -> tuple[StagingFile, ...]:
+        return self.output.finish()
+
+    def abort(self) -> None:
+        self.output.abort()
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The decoded rows at some places of the file `path`, from which `task` writes rows of the table."""
+
+    path: str
+    task: StageTask
+    places: range
+
+    def parts(self) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
+        """Yield rows, and as many rows of `_ORIGIN`."""
+        start = 0
+        with open(self.path, "rb") as file:
+            while file.peek(1):
+                batches, origins = pickle.load(file)
+                start_of_part = start
+                for batch in batches:
+                    first, end = max(self.places.start, start), min(self.places.stop, start + batch.num_rows)
+                    if first < end:
+                        length = end - first
+                        yield batch.slice(first - start, length), origins.slice(first - start_of_part, length)
+                    start += batch.num_rows
 
 
 class _QueriedOutput:
@@ -161,42 +209,62 @@ class _QueriedOutput:
         self._query = query
         self._access = access
         self._task = task
-        self._has_rows = False
+        self._count = 0
         self._file = NamedTemporaryFile(prefix="ingestd-replay-")  # noqa: SIM115 - `finish` or `abort` closes it
 
-    def write(self, batches: Sequence[pa.RecordBatch]) -> None:
+    def write(self, batches: Sequence[pa.RecordBatch], origins: pa.RecordBatch) -> None:
         with guarded(Path(self._file.name)):
-            for batch in batches:
-                pickle.dump(batch, self._file)
-                self._has_rows |= batch.num_rows > 0
+            pickle.dump((batches, origins), self._file)
             self._file.flush()
+        self._count += origins.num_rows
 
     def finish(self) -> tuple[StagingFile, ...]:
-        files = self._evaluated() if self._has_rows else ()
+        files = self._evaluated() if self._count else ()
         self._file.close()
-        if isinstance(files, IngestdError):
-            raise files
         return files
 
     def abort(self) -> None:
         with suppress(OSError):  # of a full disk, to which its buffer cannot be written
             self._file.close()
 
-    def _evaluated(self) -> tuple[StagingFile, ...] | IngestdError:
-        access = self._engine.share(self._access)
+    def _evaluated(self) -> tuple[StagingFile, ...]:
+        access, group = self._engine.share(self._access), JobGroup(self._task.mapping)
+        trial = Trial(self._engine, group, self._query, self._count, self._rows, self._name, _decoded_rows, _check)
         try:
-            read, write = partial(_decoded_rows, self._file.name), partial(write_rows, access.reference())
-            [(_, files)] = self._engine.query(JobGroup(self._task.mapping), self._query, read, write, [self._task])
+            write = partial(_write, access.reference())
+            items = [self._rows(range(self._count))]
+            [(_, files)] = self._engine.query(group, self._query, _decoded_rows, write, items)
+        except JobFailed as error:
+            raise trial.explain(error) from error.__cause__
+        else:
+            if isinstance(files, IngestdError):
+                raise trial.explain(files) if isinstance(files, RecordError) else files
         finally:
             access.release()
         return files
 
+    def _rows(self, places: range) -> _Rows:
+        return _Rows(self._file.name, self._task, places)
 
-def _decoded_rows(path: str, _task: StageTask, report: Callable[[None], None]) -> Iterator[pa.RecordBatch]:
-    with open(path, "rb") as file:
-        while file.peek(1):
-            yield pickle.load(file)
+    def _name(self, place: int) -> str:
+        """Return the topic, partition and offset of the record of a row."""
+        [(_, origin)] = self._rows(range(place, place + 1)).parts()
+        topic, partition, offset = (origin.column(name)[0] for name in _ORIGIN)
+        return f"{topic}[{partition}] offset {offset}"
+
+
+def _decoded_rows(rows: _Rows, report: Callable[[None], None]) -> Iterator[pa.RecordBatch]:
+    for batch, _ in rows.parts():
+        yield batch
     report(None)
+
+
+def _write(access: Reference[Access], rows: _Rows, batches: Batches) -> tuple[StagingFile, ...] | IngestdError:
+    return write_rows(access, rows.task, batches)
+
+
+def _check(rows: _Rows, batches: Batches) -> RecordError | None:
+    return check_rows(rows.task, batches)
 
 
 def _with_record(remaining: Iterable[pa.RecordBatch], unread: list[LetterGroup]) -> Iterator[pa.RecordBatch]:

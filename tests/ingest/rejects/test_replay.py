@@ -15,7 +15,7 @@ import pytest
 
 from ingestd.clock import now
 from ingestd.config.document import load
-from ingestd.errors import ConfigError
+from ingestd.errors import ConfigError, IngestdError, RecordError
 from ingestd.hive.client import Metastore
 from ingestd.hive.partitions import ROWS_WRITTEN
 from ingestd.ingest.letters.reader import Selection, read_letters
@@ -26,6 +26,7 @@ from ingestd.ingest.steps import Observe, ignore
 from ingestd.kafka.record import Record
 from ingestd.publish.warehouse import Warehouse
 from ingestd.sandbox import Addresses
+from ingestd.spark.errors import QueryFailed
 from ingestd.storage.storages import Storages
 from tests.support import replays
 from tests.support.compaction import compact
@@ -109,12 +110,17 @@ def cases(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> Ite
         wanted: dict[str, dict[str, Any]] = {case: {} for case in (*STEPS, *others)}
         wanted["placed"] = {"where": "id > 0"}
         wanted["queried"] = {"where": "id <> 2", "transform": TRANSFORM}
+        wanted["faulty"] = {"where": "1 / (id - 3) < 9"}
+        unfit = "SELECT IF(id = 4, 'long', 'a') AS t FROM records"
+        wanted["unfit"] = {"transform": {"columns": {"id": "bigint"}, "select": unfit}}
         wanted["columns"] = {"columns": {f"k_{name}" if name != "p" else name: kind for name, kind in columns.items()}}
         mappings = []
         for case, more in wanted.items():
             name = made.name(case)
             if case == "queried":
                 stack.table("id bigint, n int", name=f"default.{name}")
+            elif case == "unfit":
+                stack.table("t varchar(3)", name=f"default.{name}")
             elif case == "columns":
                 kinds = "k_key string, k_headers map<string,string>, k_timestamp timestamp, k_topic string"
                 stack.table(f"id bigint, {kinds}, k_offset bigint", "p int", name=f"default.{name}")
@@ -199,6 +205,22 @@ def test_replay_when_the_mapping_has_sql_then_its_result_is_stored_once_and_ever
     assert cases.letters("queried") == {1: True, 2: True, 3: True, 4: True, 5: False}
     assert cases.replay("queried").replayed == 0
     cases.assert_counted(name, 6)
+
+
+@pytest.mark.parametrize(
+    ("case", "kind", "offset", "text"),
+    [
+        ("faulty", QueryFailed, 3, r"\[DIVIDE_BY_ZERO\]"),
+        ("unfit", RecordError, 4, "column t: a row of the result cannot"),
+    ],
+)
+def test_replay_when_its_sql_fails_for_a_record_then_the_error_names_it_and_nothing_is_stored(
+    cases: Cases, case: str, kind: type[IngestdError], offset: int, text: str
+) -> None:
+    with pytest.raises(kind, match=rf"^{cases.stack.name}\[0\] offset {offset}, .*{text}"):
+        cases.replay(case)
+    assert cases.letters(case) == dict.fromkeys(range(1, 6), False)
+    assert cases.stack.count(name=cases.name(case)) == 1
 
 
 def test_replay_when_letters_were_deleted_and_compacted_then_the_others_are_replayed_once(cases: Cases) -> None:
