@@ -95,6 +95,36 @@ def test_partitions_when_changed_by_every_statement_then_target_has_them(followi
     assert_equal(following, "SELECT * FROM {db}.p", "SHOW PARTITIONS {db}.p", "SELECT count(*) FROM {db}.p")
 
 
+def test_partitions_when_one_name_begins_with_another_then_each_has_its_rows(following: Following) -> None:
+    keys = {"month": ("INT", "1", "10"), "name": ("STRING", "'q'", "'q1'")}
+    tables = [(f"{{db}}.{kind}_{key}", key) for kind in ("acid", "inserts") for key in keys]
+    queries = [f"SELECT * FROM {table}" for table, _ in tables]
+    for table, key in tables:
+        kind, (short, long) = INSERT_ONLY if "inserts" in table else ACID, keys[key][1:]
+        run(
+            following,
+            f"CREATE TABLE {table} (id INT) PARTITIONED BY ({key} {keys[key][0]}) {kind}",
+            f"INSERT INTO {table} PARTITION ({key}) SELECT stack(2, 1, {short}, 2, {long}) AS (id, {key})",
+        )
+    following.cycle()
+    assert_equal(following, *queries)
+    for table, key in tables:
+        run(following, f"INSERT INTO {table} PARTITION ({key}) SELECT id + 10, {key} FROM {table}")
+        if "acid" in table:
+            run(following, f"UPDATE {table} SET id = id + 100")
+    assert following.cycle().bootstrapped == ()
+    assert_equal(following, *queries)
+    for table, key in tables:
+        short, long = (f"{key}={value}" for value in keys[key][1:])
+        run(
+            following,
+            f"FROM {table} INSERT OVERWRITE TABLE {table} PARTITION ({short}) SELECT id WHERE id < 0"
+            f" INSERT OVERWRITE TABLE {table} PARTITION ({long}) SELECT id + 1000",
+        )
+    assert following.cycle().bootstrapped == ()
+    assert_equal(following, *queries)
+
+
 def test_tables_when_created_renamed_and_dropped_then_target_has_them(following: Following) -> None:
     run(
         following,

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hive_metastore import ttypes
 
+from ingestd.hive import thrift_json
 from ingestd.hive.events import Event, Write, WrittenFile
 from ingestd.hive.tables import TableName
 from ingestd.replication.dump.moves import Moves
@@ -42,10 +44,25 @@ def _found(moves: Moves, *files: WrittenFile, event: int = 5) -> Found:
     return [(record.directory, record.name, record.source.removeprefix("file:"), record.length) for record in records]
 
 
-def test_write_when_kept_then_has_no_definitions() -> None:
-    files = (WrittenFile("file:/t/day=a/delta_3_3_0000/bucket_00000", "", "", "delta_3_3_0000"),)
-    write = Write(TableName("db", "t"), "day=a", 3, files, "a table", "a partition")
-    assert CommittedWrite.of(5, write) == CommittedWrite(5, Write(TableName("db", "t"), "day=a", 3, files, "", ""))
+def _of_partition(*directories: str) -> CommittedWrite:
+    """Return what is kept of a write to the partition `day=1` with a file in each directory of the table."""
+    files = tuple(WrittenFile(f"hdfs://a/t/{name}/bucket_00000", "", "", "delta_3_3_0000") for name in directories)
+    table = thrift_json.encode(ttypes.Table(dbName="db", tableName="t", sd=ttypes.StorageDescriptor(location="/t")))
+    place = ttypes.StorageDescriptor(location="hdfs:/t/day=1/")  # of the default file system, whose host is `a`
+    partition = thrift_json.encode(ttypes.Partition(values=["1"], sd=place, parameters={}))
+    return CommittedWrite.of(5, Write(TableName("db", "t"), "day=1", 3, files, table, partition))
+
+
+def test_write_when_kept_then_has_the_files_in_its_directory_and_no_definitions() -> None:
+    own, other = "day=1/delta_3_3_0000", "day=10/delta_3_3_0000"
+    file = WrittenFile(f"hdfs://a/t/{own}/bucket_00000", "", "", "delta_3_3_0000")
+    expected = CommittedWrite(5, Write(TableName("db", "t"), "day=1", 3, (file,), "", ""))
+    assert [_of_partition(own), _of_partition(own, other)] == [expected, expected]
+
+
+def test_write_when_all_files_are_of_another_partition_then_may_be_an_overwrite_without_rows() -> None:
+    kept = _of_partition("day=10/delta_3_3_0000")
+    assert (kept.write.files, kept.location) == ((), "hdfs:/t/day=1")
 
 
 def test_files_when_in_place_then_have_their_lengths_and_side_files(table: Path) -> None:

@@ -18,7 +18,7 @@ from ingestd.hive.events import Write, WrittenFile
 from ingestd.hive.objects import PartitionObject, TableObject
 from ingestd.replication.directory.event_records import WrittenFileRecord
 from ingestd.replication.dump.moves import Moves
-from ingestd.storage.contract import Entry, NotFound, child
+from ingestd.storage.contract import Entry, NotFound, child, split
 from ingestd.storage.parallel import run_each
 from ingestd.storage.storages import Storages
 
@@ -37,12 +37,18 @@ class CommittedWrite:
 
     @classmethod
     def of(cls, event: int, write: Write) -> CommittedWrite:
-        """Return a write without the definitions of its table and partition, which take some ten KiB."""
+        """Return a write without the definitions of its table and partition, which take some ten KiB.
+
+        Its files are those in its directory. HiveServer2 announces the files of the partition `month=10` for `month=1`
+        too, because it compares their paths as texts.
+        """
         kept = replace(write, table_object="", partition_object="")
-        if not write.table_object or not all(is_hidden(_name(file.uri)) for file in write.files):
+        if not write.table_object:
             return cls(event, kept)
         of_partition = PartitionObject.parse(write.partition_object) if write.partition_object else None
-        return cls(event, kept, (of_partition or TableObject.parse(write.table_object)).location)
+        location = (of_partition or TableObject.parse(write.table_object)).location
+        kept = replace(kept, files=tuple(file for file in write.files if _is_below(location, file.uri)))
+        return cls(event, kept, location if all(is_hidden(_name(file.uri)) for file in kept.files) else "")
 
 
 class WrittenFiles:
@@ -113,6 +119,16 @@ class WrittenFiles:
 
 def _name(uri: str) -> str:
     return uri.rpartition("/")[2]
+
+
+def _is_below(directory: str, uri: str) -> bool:
+    """Return whether a file is in a directory of the same storage, of which only one URI may name the host."""
+    above = _names(directory)
+    return _names(uri)[: len(above)] == above
+
+
+def _names(uri: str) -> tuple[str, ...]:
+    return tuple(filter(None, split(uri).path.split("/")))
 
 
 def _parent(file: WrittenFile) -> str:
