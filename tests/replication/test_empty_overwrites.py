@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hive_metastore import ttypes
@@ -16,11 +17,14 @@ from ingestd.hive.objects import alter_partitions, alter_table, find_partitions
 from ingestd.hive.tables import Table, TableName
 from ingestd.hive.transactions import Transaction, abort, commit
 from ingestd.replication.directory.event_records import EventRecord
+from ingestd.replication.dump.bootstrap import DumpStep
 from ingestd.replication.dump.empty_overwrites import Candidate, candidates
 from ingestd.replication.dump.written_files import CommittedWrite
+from ingestd.replication.statements.scope import Scope
 from ingestd.storage.local import local_path
-from tests.support.replica import Side
+from tests.support.replica import Replica, Side
 from tests.support.replica_changes import alter, renamed
+from tests.support.replica_copying import new_copying
 from tests.support.replica_following import Following
 from tests.support.replica_rows import (
     Rows,
@@ -188,6 +192,47 @@ def test_overwrite_when_compacted_before_the_dump_then_the_table_is_copied(follo
     compact(side, name, write_id=3, of_write_id=3)
     assert following.cycle().bootstrapped == ("t",)
     assert _rows(following, "t") == ([(2, "b")], [(2, "b")])
+
+
+@pytest.mark.parametrize("partition", ["", "day=a"])
+def test_overwrite_when_it_commits_while_its_table_is_listed_then_target_has_no_rows(
+    following: Following, partition: str
+) -> None:
+    side, name = following.replica.source, following.name("t")
+    make_table(side.metastore, name, partitioned=bool(partition))
+    following.dump(Scope(following.database, "other"))
+    following.load()
+    insert(side, name, [(1, "a"), (2, "a")])
+
+    def overwrite(step: DumpStep) -> None:
+        if step is DumpStep.SNAPSHOT:
+            _overwrite(side, name, partition, _alter, _commit)
+
+    following.dump(Scope(following.database), observe=overwrite)
+    assert following.load().bootstrapped == ("t",)
+    insert(side, name, [(3, "b")])
+    following.dump()
+    following.load_interrupted()
+    assert _rows(following, "t") == ([(3, "b")], [(3, "b")])
+
+
+def test_overwrite_when_it_commits_while_a_bootstrap_lists_its_table_then_target_has_no_rows(
+    replica: Replica, tmp_path: Path
+) -> None:
+    copying = new_copying(replica, tmp_path)
+    following = Following(replica, copying.database, copying.target, tmp_path)
+    side, name = replica.source, following.name("t")
+    make_table(side.metastore, name)
+    insert(side, name, [(1, "a"), (2, "b")])
+
+    def overwrite(step: DumpStep) -> None:
+        if step is DumpStep.SNAPSHOT:
+            _overwrite(side, name, "", _alter, _commit)
+
+    copying.dump(observe=overwrite)
+    copying.load()
+    following.cycle()
+    assert _rows(following, "t") == ([], [])
 
 
 def test_tables_when_overwritten_by_queries_without_rows_then_target_has_none(following: Following) -> None:

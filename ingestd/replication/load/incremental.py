@@ -24,7 +24,7 @@ from ingestd.hive.events import Write, WrittenFile
 from ingestd.hive.objects import TableObject, change_database, table_names
 from ingestd.hive.replay import Allocation, Replay
 from ingestd.hive.tables import TableName
-from ingestd.hive.write_ids import ValidTransactions
+from ingestd.hive.write_ids import ValidTransactions, read_snapshot
 from ingestd.replication.cluster import Cluster, load_lease, owner_of_copies
 from ingestd.replication.copying.copy import Copier, CopyStopped
 from ingestd.replication.copying.fence import Fence
@@ -289,10 +289,14 @@ class _Load:
             self._options.observe(ReplayStep.ALLOCATED)
 
     def _make_empty_bases(self, event: int, copier: Copier) -> None:
-        """Create the empty bases that hide rows when their write ids are committed."""
+        """Create the empty bases that hide rows when their write ids are committed.
+
+        One whose write id has ended is in the copy already. A copy of the whole table, even if it was listed after the
+        overwrite, contains that only if the write id has ended in its snapshot.
+        """
         for record in self._empty_bases.take(event):
             table = None if record.table in self._lost else self._definitions.find(record.table)
-            if table is None or self._is_unsettled(table.name):
+            if table is None or read_snapshot(self._target.metastore, table.name).has_ended(record.write_id):
                 continue
             location = table.location
             if record.partition:
