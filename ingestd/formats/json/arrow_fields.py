@@ -54,7 +54,7 @@ class ArrowField:
         names = {"struct": kind.names, "array": (_ELEMENT,)}.get(kind.kind, ())
         self.fields = tuple(map(ArrowField, names, kind.children))
         self._leaf = None if kind.is_complex else primitive(kind)
-        self._other: pa.DataType | None = None  # what is requested in place of the field's own type
+        self._requested_instead: pa.DataType | None = None
 
     @classmethod
     def of(cls, columns: Sequence[Column]) -> ArrowField:
@@ -65,8 +65,8 @@ class ArrowField:
     @property
     def arrow(self) -> pa.DataType:
         """The type that is requested from pyarrow."""
-        if self._other is not None:
-            return self._other
+        if self._requested_instead is not None:
+            return self._requested_instead
         if self._leaf:
             return pa.string() if self._leaf.read_as_text else self.kind.arrow
         fields = [pa.field(field.spelling, field.arrow) for field in self.fields]
@@ -108,28 +108,28 @@ class ArrowField:
             return False
         is_own = json_kind == self._json_kind
         other = None if is_own else _OTHERS.get(json_kind)
-        if other == self._other or (other is None and not is_own):
+        if other == self._requested_instead or (other is None and not is_own):
             return False
-        self._other = other
+        self._requested_instead = other
         return True
 
     def request_floats(self) -> None:
         """Request the numbers of an integer or a decimal as floating-point numbers, because pyarrow refuses some."""
-        self._other = _OTHERS["number"]
+        self._requested_instead = _OTHERS["number"]
 
     def drop_floats(self) -> bool:
         """Undo all calls of `request_floats`, also those of the fields inside; return whether there were any."""
         dropped = [field.drop_floats() for field in self.fields]
-        if self._other != _OTHERS["number"] or self._json_kind != "number":
+        if self._requested_instead != _OTHERS["number"] or self._json_kind != "number":
             return any(dropped)
-        self._other = None
+        self._requested_instead = None
         return True
 
     def numbers(self) -> Iterator[ArrowField]:
         """Yield the fields, at any depth, that are requested as integers or decimals."""
         if pa.types.is_integer(self.arrow) or pa.types.is_decimal(self.arrow):
             yield self
-        for field in self.fields if self._other is None else ():
+        for field in self.fields if self._requested_instead is None else ():
             yield from field.numbers()
 
     @property
@@ -143,9 +143,9 @@ class ArrowField:
     @property
     def _refuses_all(self) -> bool:
         """Whether no value can be stored of those that are requested."""
-        if self._other is None or pa.types.is_string(self._other):
-            return self._other is not None and self._leaf is None
-        return pa.types.is_boolean(self._other) or self._json_kind != "number"
+        if self._requested_instead is None or pa.types.is_string(self._requested_instead):
+            return self._requested_instead is not None and self._leaf is None
+        return pa.types.is_boolean(self._requested_instead) or self._json_kind != "number"
 
     def count(self, array: pa.Array, names: Collection[str]) -> int:
         """Return how many values other than null the fields of these names have, among this field and those inside.
@@ -153,7 +153,7 @@ class ArrowField:
         `names` are in lower case, and `array` is what pyarrow has read for this field.
         """
         count = len(array) - array.null_count if self.spelling.lower() in names else 0
-        if self._other is not None:
+        if self._requested_instead is not None:
             return count
         if self.kind.kind == "array":
             return count + self.fields[0].count(array.values, names)
