@@ -21,7 +21,7 @@ from ingestd.sandbox import Addresses
 from ingestd.schema import Column, HiveType
 from ingestd.storage.local import local_path
 from tests.support.daemon import DaemonThread
-from tests.support.stack import Stack
+from tests.support.stack import Stack, eventually
 from tests.support.tables import visible_ids
 
 PARTITIONS = 70
@@ -165,6 +165,26 @@ def test_rows_when_fewer_are_written_than_decoded_then_the_transaction_is_aborte
     for wrong in (results[:3], results[1:]):
         with pytest.raises(TransactionAborted, match=r"sent \d rows, but written \d"):
             require_all(wrong)
+
+
+def test_distribution_when_a_transaction_has_few_partitions_then_the_next_one_is_not_distributed(stack: Stack) -> None:
+    stack.topic(2)
+    stack.table("id bigint", "t int, p int")
+    # Each transaction has two tasks, and both have rows of all partitions.
+    numbers, rows = [70, 33, 32, 32], 50_000
+    daemon = stack.start(stack.config({"commit": COMMIT | {"rows": rows}}))
+    for transaction, partitions in enumerate(numbers):
+        for partition in range(2):
+            records = ({"id": n, "t": transaction, "p": n % partitions} for n in range(rows // 2))
+            stack.produce(records, partition=partition)
+        total = rows * (transaction + 1)
+        eventually(f"{total} rows", lambda: sum(event["rows"] for event in daemon.events("committed")) == total)  # noqa: B023
+    location = local_path(load_acid_table(stack.metastore, TableName("default", stack.name)).location)
+    paths = [path.relative_to(location).parts for path in location.glob("t=*/p=*/delta_*/bucket_*")]
+    files = Counter((transaction, partition) for transaction, partition, *_ in paths)
+    assert len(files) == sum(numbers)
+    counts = [{files[f"t={t}", f"p={p}"] for p in range(partitions)} for t, partitions in enumerate(numbers)]
+    assert counts == [{1}, {1}, {1}, {2}]
 
 
 @pytest.mark.soak
