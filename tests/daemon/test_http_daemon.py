@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import yaml
 
 from tests.support.browser import browser
 from tests.support.http import Client
+from tests.support.patience import LIMIT
 from tests.support.stack import Stack, eventually
 
 MONITOR = Path(__file__).parents[2] / "docs" / "monitor.md"
@@ -17,10 +21,10 @@ MONITOR = Path(__file__).parents[2] / "docs" / "monitor.md"
 
 def test_daemon_when_it_runs_then_server_and_page_show_what_it_does(stack: Stack) -> None:
     good, bad = f"{stack.name}_good"[-40:], f"{stack.name}_bad"[-40:]
-    for name in (good, bad):
+    for name, columns in ((good, "id bigint"), (bad, "id bigint, note string")):
         stack.topic(2, name)
-        stack.table("id bigint", "dt string", name=f"default.{name}")
-        stack.produce(({"id": n, "dt": f"2026-11-{n % 3 + 1:02}"} for n in range(300)), name)
+        stack.table(columns, "dt string", name=f"default.{name}")
+        stack.produce(({"id": n, "dt": f"2026-11-{n % 3 + 1:02}", "more": n} for n in range(300)), name)
     stack.produce([{"id": "seven", "dt": "x"}], bad, partition=1)
     mappings = [{"name": name, "topics": [name], "table": f"default.{name}"} for name in (good, bad)]
     config = stack.config(*mappings, http={"listen": "127.0.0.1:0"})
@@ -28,7 +32,7 @@ def test_daemon_when_it_runs_then_server_and_page_show_what_it_does(stack: Stack
     client = Client.of(daemon)
     eventually("the end of a mapping", lambda: client.get("/readyz").json["ended"])
     _check_documents(client, good)
-    _check_page(client, good, bad)
+    _check_page(client, good, bad, config)
     _check_changes(client, good)
     _check_reload(client, config)
 
@@ -85,7 +89,7 @@ def _check_documents(client: Client, name: str) -> None:
     assert not {name for name in absent if not re.search("kerberos|retries|compaction", name)}
 
 
-def _check_page(client: Client, good: str, bad: str) -> None:
+def _check_page(client: Client, good: str, bad: str, config: Path) -> None:
     url = f"http://{client.address}/"
     with browser() as page:
         page.open(url)
@@ -99,13 +103,20 @@ def _check_page(client: Client, good: str, bad: str) -> None:
         page.all("[data-preview=show]")[0].click()
         page.wait("the preview", lambda: "'seven' is not a number" in page.text("[data-preview=result]"))
         shown = client.post(f"/mappings/{bad}/preview").json
-        rows = [f"{_place(row)} {row['table_partition']} {row['values']['id']}" for row in shown["rows"]]
+        command = [sys.executable, "-m", "ingestd", "preview", bad, "--output", "json", "--config", str(config)]
+        assert json.loads(subprocess.run(command, capture_output=True, check=True, timeout=LIMIT).stdout) == shown
+        rows = [f"{_place(row)} {row['table_partition']} {row['values']['id']} NULL" for row in shown["rows"]]
         rejects = [f"{_place(reject)} {reject['column']} {reject['reason']}" for reject in shown["rejects"]]
         assert (len(rows), len(rejects)) == (19, 1)
         lines = [" ".join(text.split()) for text in page.texts("[data-preview=result] tbody tr")]
         assert lines == rows + rejects
-        assert "20 records: 19 rows, 1 reject" in page.text("[data-preview=result]")
-        assert "Estimate: a transaction of 1,000,000 records" in page.text("[data-preview=result]")
+        for text in (
+            "NULL in all rows, because no record has a field for them: note",
+            "Fields that are not stored, because they have no column: more",
+            "20 records: 19 rows, 1 reject",
+            "Estimate: a transaction of 1,000,000 records",
+        ):
+            assert text in page.text("[data-preview=result]")
         assert page.complaints() == []
 
 
