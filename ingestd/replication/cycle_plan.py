@@ -88,6 +88,7 @@ class CyclePlan:
     _allocations: dict[str, list[AllocationEvent]] = field(default_factory=lambda: defaultdict(list))
     _barriers: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     _drops: dict[tuple[str, str], int] = field(default_factory=dict)
+    _additions: dict[str, dict[str, int]] = field(default_factory=dict)  # of tables of which partitions were dropped
     _renames: list[tuple[str, str]] = field(default_factory=list)
     identities: dict[str, str] = field(default_factory=dict)
 
@@ -128,6 +129,10 @@ class CyclePlan:
         """Return whether the table or partition is dropped after `event`, so that its files may have vanished."""
         return max(self._drops.get((table, ""), 0), self._drops.get((table, partition), 0)) > event
 
+    def is_added_again(self, event: int, table: str, partition: str) -> bool:
+        """Return whether a partition that `event` drops is added after it."""
+        return self._additions.get(table, {}).get(partition, 0) > event
+
     def renamed(self, table: str) -> set[str]:
         """Return the table and all tables from and to whose names it is renamed, directly or indirectly."""
         names, known = {table}, 0
@@ -147,6 +152,8 @@ class CyclePlan:
             self.commits[record.event] = record.message["txnid"]
         elif record.type == ABORT:
             self.aborted.add(record.message["txnid"])
+        elif record.type == "ADD_PARTITION":
+            self._add_additions(record)
         elif record.type in _MOVING or (record.type in ALTERATIONS and is_move(record)):
             self._barriers[record.table].append(record.event)
             self._add_drop(record)
@@ -167,10 +174,18 @@ class CyclePlan:
         if record.type == "DROP_TABLE":
             self._drops[record.table, ""] = record.event
         elif record.type == "DROP_PARTITION":
+            self._additions.setdefault(record.table, {})
             table = TableObject.parse(record.message["tableObjJson"])
             for values in record.message["partitions"]:
                 name = table.partition_name([values[key] for key in table.partition_columns])
                 self._drops[record.table, name] = record.event
+
+    def _add_additions(self, record: EventRecord) -> None:
+        additions = self._additions.get(record.table)
+        if additions is not None:
+            table = TableObject.parse(record.message["tableObjJson"])
+            for text in record.message["partitionListJson"]:
+                additions[table.partition_name(PartitionObject.parse(text).values)] = record.event
 
 
 def is_truncation(message: Mapping[str, Any]) -> bool:

@@ -8,7 +8,9 @@ An object that does not exist on the target is an error, unless `accepts_missing
 bootstrap is complete, events may concern objects that were dropped or renamed while they were copied. A table that was
 renamed meanwhile may have been copied under neither name, and rows that were written to a partition before its rename
 may be in neither partition of the copy, or the copy has a newer partition of the old name; then the table is lost. A
-copy that is newer than the table of the events has been dropped before (`_Load.drop_newer_tables`).
+copy that is newer than the table of the events has been dropped before (`_Load.drop_newer_tables`). Nothing tells
+whether the copy of a partition is newer than an event that drops it. If the partition may have been added again before
+it was copied, its files may be the only copy of later rows, and the table is lost.
 
 A table is lost as well if the metastore of the target refuses a change of it: only that of the source may allow a type
 that cannot be converted to the new one, or the target may have the directory of a new partition. So is a table whose
@@ -74,11 +76,13 @@ from ingestd.replication.load.target_moves import (
 )
 from ingestd.replication.load.target_objects import TargetObjects
 from ingestd.replication.marks import (
+    CHECKPOINT,
     READ_ONLY,
     SETTLED,
     SOURCE_LOCATION,
     WITHOUT_DIRECTORY,
     marks_of_location,
+    owns_files,
     source_kind,
     without_marks,
 )
@@ -205,6 +209,17 @@ class Definitions:
     def partitions(self, table: TableObject, names: Sequence[str]) -> Mapping[str, PartitionObject]:
         """Return the partitions in `names`, which are escaped, of a table of the target that exist."""
         return self._objects.partitions(table, names)
+
+    def copied_partitions(self, record: EventRecord) -> tuple[int, list[str]]:
+        """Return the last event of which the copy of a table may contain changes, and some partitions that were copied.
+
+        They are those whose files are removed by `record`, which drops them, and that may have been copied after it.
+        """
+        table = self.table(record.table)
+        if table is None or _settled(table) < record.event or not owns_files(table):
+            return 0, []
+        partitions = self._objects.partitions(table, _dropped(table, record.message))
+        return _settled(table), [name for name, copy in partitions.items() if CHECKPOINT in copy.parameters]
 
     def drop(self, name: str) -> None:
         """Drop a table, if it exists."""
@@ -363,7 +378,7 @@ class Definitions:
         if before.values != after.values:
             existing = self._existing(existing_table, [before.values, after.values])
             old = existing.get(before.values)
-            is_settled = int(existing_table.parameters.get(SETTLED, 0)) < self._event
+            is_settled = _settled(existing_table) < self._event
             is_empty = old is not None and WITHOUT_DIRECTORY in old.parameters
             is_uncertain = not is_settled or old is None or after.values in existing
             name, new_name = (existing_table.partition_name(values) for values in (before.values, after.values))
@@ -422,11 +437,7 @@ class Definitions:
     def _drop_partitions(self, table: str, message: _Message) -> None:
         existing = self.table(table)
         if existing is not None:
-            names = [
-                existing.partition_name([values[key] for key in existing.partition_columns])
-                for values in message["partitions"]
-            ]
-            drop_partitions(self._target, existing, names)
+            drop_partitions(self._target, existing, _dropped(existing, message))
 
     # --- statistics, constraints and functions
 
@@ -496,6 +507,16 @@ def _marks_of_location(source: TableObject, partition: PartitionObject) -> dict[
     if not source.kind.is_transactional:
         return {}
     return marks_of_location(source.location, source.partition_name(partition.values), partition.location)
+
+
+def _settled(table: TableObject) -> int:
+    """Return the last event of which the copy of a table may contain changes that were not replayed; 0 if none."""
+    return int(table.parameters.get(SETTLED, 0))
+
+
+def _dropped(table: TableObject, message: _Message) -> list[str]:
+    """Return the escaped names of the partitions that an event drops."""
+    return [table.partition_name([values[key] for key in table.partition_columns]) for values in message["partitions"]]
 
 
 def _with_marks(source: Mapping[str, str], target: Mapping[str, str]) -> dict[str, str]:

@@ -340,6 +340,8 @@ class _Load:
         stored, and stored at once. For example, a write id that was allocated before its table is renamed would be
         allocated again, to the next table of the old name.
         """
+        if record.type == "DROP_PARTITION" and self._loses_rows(record):
+            return
         if not is_repeatable(record):
             self._store()
         replayed = self._runs.replayed(record)
@@ -353,6 +355,18 @@ class _Load:
             self._replay.forget()
             self._foreign_writes.forget()
             self._store()
+
+    def _loses_rows(self, record: EventRecord) -> bool:
+        """Lose a table if an event drops a partition of it that may have been copied after it was added again.
+
+        The dump may not have all events up to the copy.
+        """
+        settled, partitions = self._definitions.copied_partitions(record)
+        for name in partitions:
+            if self._metadata.to_event < settled or self._plan.is_added_again(record.event, record.table, name):
+                self._lost.add(record.table, f"the partition {name} was dropped, and perhaps added again meanwhile")
+                return True
+        return False
 
     def _store(self) -> None:
         """Store the last event, if that has not been done."""

@@ -1,0 +1,110 @@
+"""Changes after the last event of a dump, and before the snapshot of a table that it copies as a whole.
+
+The next dump contains their events, and the target has their results already.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ingestd.hive.events import EventLog
+from ingestd.hive.objects import drop_partitions
+from ingestd.hive.tables import TableName
+from ingestd.replication.cycle import Step
+from ingestd.replication.dump.bootstrap import DumpStep
+from tests.support.replica import Replica, Side
+from tests.support.replica_changes import assert_same
+from tests.support.replica_following import Following
+from tests.support.replica_policies import new_pair
+from tests.support.replica_rows import Rows, insert, insert_batch, read_rows
+from tests.support.replica_tables import make_table
+
+_ADDED_AGAIN: Rows = [(2, "b"), (3, "b"), (7, "a"), (8, "a")]
+
+
+def _events(following: Following) -> int:
+    """Return the number of events that the target does not have yet."""
+    return EventLog(following.replica.source.metastore).current_id() - following.last_event()
+
+
+def _rows(following: Following, table: str) -> Rows:
+    """Return the rows that a query of the target reads."""
+    return read_rows(following.replica.target.metastore, TableName(following.target, table))
+
+
+def _follow(following: Following) -> None:
+    """Run cycles until one copies no table as a whole, and assert that both sides are equal."""
+    reports = [following.cycle() for _ in range(3)]
+    assert (reports[-1].bootstrapped, reports[-1].lost) == ((), ())
+    assert_same(following)
+
+
+def _add_again(side: Side, name: TableName) -> None:
+    """Drop a partition and add it again, with other rows."""
+    drop_partitions(side.metastore, name, ["day=a"], delete_data=True)
+    insert(side, name, [(7, "a"), (8, "a")])
+
+
+def _make_partitioned(following: Following) -> TableName:
+    """Create a partitioned table on both sides, and write to it so that the next dump copies all of it."""
+    side, name = following.replica.source, following.name("t")
+    make_table(side.metastore, name, partitioned=True)
+    insert(side, name, [(1, "a"), (2, "b")])
+    following.cycle()
+    insert_batch(side, name, [(3, "b")], [(4, "b")], aborted=[1])
+    return name
+
+
+@pytest.mark.parametrize("step", [DumpStep.EVENTS, DumpStep.SNAPSHOT], ids=["after the events", "after the snapshot"])
+def test_partition_when_added_again_before_its_table_is_copied_then_no_row_is_missing(
+    following: Following, step: DumpStep
+) -> None:
+    name = _make_partitioned(following)
+    changes = [lambda: _add_again(following.replica.source, name)]
+    following.dump(observe=lambda at: changes.pop()() if at is step and changes else None)
+    assert following.load().bootstrapped == ("t",)
+    _follow(following)
+    assert sorted(_rows(following, "t")) == _ADDED_AGAIN
+
+
+def test_partition_when_added_again_after_a_dump_that_is_cut_then_no_row_is_missing(following: Following) -> None:
+    """The next dump has the event that drops the partition, and not that which adds it."""
+    name = _make_partitioned(following)
+    events = _events(following)
+    drop_partitions(following.replica.source.metastore, name, ["day=a"], delete_data=True)
+    dropped = _events(following)
+    insert(following.replica.source, name, [(7, "a"), (8, "a")])
+    following.dump(events=events)
+    assert following.load().bootstrapped == ("t",)
+    assert sorted(_rows(following, "t")) == _ADDED_AGAIN
+    following.dump(events=dropped - events)
+    assert following.load().lost == ("t",)
+    assert sorted(_rows(following, "t")) == _ADDED_AGAIN
+    _follow(following)
+
+
+def test_partition_when_dropped_before_its_table_is_copied_then_the_table_follows(following: Following) -> None:
+    name = _make_partitioned(following)
+    changes = [lambda: drop_partitions(following.replica.source.metastore, name, ["day=a"], delete_data=True)]
+    following.dump(observe=lambda at: changes.pop()() if at is DumpStep.SNAPSHOT and changes else None)
+    assert following.load().bootstrapped == ("t",)
+    report = following.cycle()
+    assert (report.bootstrapped, report.lost) == ((), ())
+    assert_same(following)
+
+
+def test_partition_when_added_again_during_a_bootstrap_then_no_row_is_missing(replica: Replica, tmp_path: Path) -> None:
+    pair = new_pair(replica, tmp_path)
+    name = TableName(pair.database, "p")
+    make_table(replica.source.metastore, name, partitioned=True)
+    insert(replica.source, name, [(1, "a"), (2, "b")])
+    pair.dump(Step(hold=lambda _directory, _dump: _add_again(replica.source, name)))
+    pair.load()
+    for _ in range(3):
+        pair.dump()
+        pair.load()
+    rows = read_rows(replica.target.metastore, TableName(pair.target, "p"))
+    assert sorted(rows) == sorted(read_rows(replica.source.metastore, name))
+    assert (7, "a") in rows
