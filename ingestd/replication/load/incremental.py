@@ -30,7 +30,7 @@ from ingestd.replication.copying.copy import Copier, CopyStopped
 from ingestd.replication.copying.fence import Fence
 from ingestd.replication.copying.mirror import Mirrors
 from ingestd.replication.copying.report import Copied, LoadReport
-from ingestd.replication.cycle_plan import CyclePlan, Outcome
+from ingestd.replication.cycle_plan import CyclePlan, Outcome, is_move
 from ingestd.replication.directory.dump_files import DumpMetadata
 from ingestd.replication.directory.event_records import (
     ABORT,
@@ -52,6 +52,7 @@ from ingestd.replication.external import mirrors, read_directories
 from ingestd.replication.load.copy_ahead import CopyAhead
 from ingestd.replication.load.definitions import Definitions, is_repeatable
 from ingestd.replication.load.foreign_writes import ForeignWrites
+from ingestd.replication.load.left_write_ids import forget_write_ids
 from ingestd.replication.load.statistics_runs import StatisticsRuns
 from ingestd.replication.load.table_load import LoadStep, TableLoad, loading_name
 from ingestd.replication.load.target_marks import continue_target
@@ -338,7 +339,8 @@ class _Load:
 
         One after which earlier events cannot be replayed any more, such as DROP PARTITION, is applied when these are
         stored, and stored at once. For example, a write id that was allocated before its table is renamed would be
-        allocated again, to the next table of the old name.
+        allocated again, to the next table of the old name. If the target has no copy of a table that is dropped or
+        renamed, the ids that it was given meanwhile are forgotten.
         """
         if record.type == "DROP_PARTITION" and self._loses_rows(record):
             return
@@ -351,6 +353,9 @@ class _Load:
             self._definitions.apply(replayed, outcome, self._partition_columns.take(record.event))
         self._unstored = record.event
         self._options.observe(ReplayStep.DEFINED)
+        if record.type == "DROP_TABLE" or (record.type == "ALTER_TABLE" and is_move(record)):
+            described = record.message.get("tableObjBeforeJson") or record.message["tableObjJson"]
+            forget_write_ids(self._target, self._name(record.table), TableObject.parse(described))
         if not is_repeatable(record):
             self._replay.forget()
             self._foreign_writes.forget()

@@ -55,6 +55,7 @@ from ingestd.replication.directory.manifest import (
     WithoutDirectoryRecord,
 )
 from ingestd.replication.external import target_location
+from ingestd.replication.load.left_write_ids import forget_write_ids
 from ingestd.replication.load.target_moves import drop_table, is_undisturbed, rename_table
 from ingestd.replication.marks import (
     CHECKPOINT,
@@ -193,6 +194,7 @@ class TableLoad:
             parameters[LOADING] = self.dump
             if table.identity:
                 parameters[IDENTITY] = table.identity
+            forget_write_ids(self.target, name, table)
             create_table(metastore, table.copied(name, self._location(table), parameters))
             self.observe(LoadStep.TABLE)
             existing = find_table(metastore, name)
@@ -287,9 +289,10 @@ class TableLoad:
                 aborted[aborted_record.table][write_id].append(aborted_record.partition)
         for record in self.manifest.read(TableRecord):
             if record.write_ids and record.table in placed and not placed[record.table].is_complete:
-                name = placed[record.table].table.name
+                table = placed[record.table].table
                 with _losing(record.table, lost):
-                    replay.set_write_ids(name, parse(record.write_ids), aborted[record.table])
+                    forget_write_ids(self.target, TableName(self.database, record.table), table)
+                    replay.set_write_ids(table.name, parse(record.write_ids), aborted[record.table])
                 self.observe(LoadStep.WRITE_IDS)
         self._drop_lost(placed, lost)
 
