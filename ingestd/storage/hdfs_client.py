@@ -66,6 +66,8 @@ _UNKNOWN_HINT = (
 _NO_KMS = "no KMS provider is configured"
 _NO_KMS_HINT = "set hadoop.security.key.provider.path in core-site.xml of the client, or in storage.hdfs.properties"
 _CLOSED = "check that the NameNode is active; its log says why it closed the connection, such as a user that it rejects"
+# The end of the text of an AccessControlException for a path below a file (FSDirectory.resolvePath).
+_NO_DIRECTORY = " (is not a directory)"
 # The error and the hint for each class of Java exception.
 _REFUSALS: dict[str, tuple[type[IngestdError], str]] = {
     "AccessControlException": (PermissionDenied, "grant the user access, or let ingestd log in as another user"),
@@ -290,6 +292,8 @@ def _refused(text: str, uri: str, options: HdfsOptions) -> IngestdError | None:
     java = _JAVA_ERROR.search(text)
     if java:
         what = java[2].replace('\\"', '"').partition("\\n")[0]
+        if what.endswith(_NO_DIRECTORY):
+            return NotFound(what, where=uri)
         kind, hint = _REFUSALS.get(java[1].rpartition(".")[2].rpartition("$")[2], (StorageUnavailable, _HEALTH))
         return kind(what or java[1], where=uri, hint=hint)
     return _rejected(text, uri, options) if _LOGIN_ERROR.match(text) else None

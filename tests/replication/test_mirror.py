@@ -165,6 +165,26 @@ def test_mirror_when_a_file_becomes_a_directory_or_the_reverse_then_the_target_f
     assert not storage.exists(child(pair.target, "empty"))
 
 
+def test_mirror_when_files_were_in_place_of_its_directories_then_the_target_follows(root: Root) -> None:
+    def pair(path: str) -> Mirror:
+        return Mirror(child(root.uri, "source", path), child(root.uri, "base/source", path))
+
+    storage = root.storages.at(root.uri)
+    for path in ("a/x", "b/y", "c/z"):
+        _put(root, f"source/{path}", b"file")
+    _update(root.storages, pair("a"), pair("b"), pair("c"))
+    for path in ("a/x", "b/y", "c/z"):
+        storage.remove_file(child(root.uri, "source", path))
+    _put(root, "source/a/x/part", b"part")
+    _put(root, "source/b/y/deep/part", b"part")
+    changed = [pair(path) for path in ("a/x", "b/y/deep", "c/z")]
+    for copied in (2, 0):
+        assert _update(root.storages, *changed).copied == copied
+        assert [_tree(root, there.target) for there in changed[:2]] == [{"part": b"part"}] * 2
+        entries = storage.entries(child(root.uri, "base/source/c"))
+        assert [entry.name for entry in entries if not entry.is_directory] == [".ingestd-mirror"]
+
+
 def test_mirror_when_the_target_was_not_written_by_it_then_it_is_copied_although_it_looks_equal(
     local_root: Root, pair: Mirror
 ) -> None:

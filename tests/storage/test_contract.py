@@ -191,6 +191,16 @@ def test_storage_when_something_is_missing_then_not_found_names_it(case: Case) -
         assert not storage.exists(case.table.uri)
 
 
+def test_storage_when_a_path_is_below_a_file_then_nothing_is_there(case: Case) -> None:
+    storage, file = case.storage, child(case.table.uri, "file")
+    storage.replace(file, BytesStream(b"content"), ".put")
+    for place in (child(file, "missing"), child(file, "missing", "more")):
+        for read in (storage.read, storage.open, storage.stream, *([storage.entries] if case.has_directories else [])):
+            with pytest.raises(NotFound, match="missing"):
+                read(place)
+        assert not storage.exists(place)
+
+
 def test_storage_when_an_orc_file_is_opened_then_its_parts_are_read(case: Case, tmp_path: Path) -> None:
     rows = pa.table({"id": range(400_000), "text": [uuid.UUID(int=n * 7919 << 64).hex for n in range(400_000)]})
     orc.write_table(rows, tmp_path / "rows.orc")

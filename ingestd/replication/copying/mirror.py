@@ -1,9 +1,9 @@
 """Makes directory trees equal to others: copies the files that differ, and then removes what is gone.
 
-Invariant: nothing is removed before everything was copied, except what is in the way of a copy. Nothing is removed if a
-source does not exist. In an object store, a directory exists if there is an object below it, or the one that Hadoop
-creates for an empty directory. A file of the target is kept only if it has the source's length, and a record says that
-it was copied from this version of the source.
+Invariant: nothing is removed before everything was copied, except what is in the way of a copy. Nothing else is removed
+if a source does not exist. In an object store, a directory exists if there is an object below it, or the one that
+Hadoop creates for an empty directory. A file of the target is kept only if it has the source's length, and a record
+says that it was copied from this version of the source.
 
 The record is a hidden file of the target, so it disappears with it. It names the source, and the owner of the copy: the
 database whose tables read it. A directory that another owner has copied from another source is refused, also if it is
@@ -23,6 +23,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 from typing import NamedTuple
 
 from ingestd.acid.visibility import is_hidden
@@ -136,6 +137,7 @@ class Mirrors:
             _Update(self._storages, pair, trees, self._copier, self._owner, records.get(pair.target.rstrip("/")))
             for pair in pairs
         ]
+        self._remove_files_above([pair for pair in pairs if not trees[pair.target].exists])
         existing = [update for update in updates if update.source.exists]
         run_all([update.abort_uploads for update in existing], _THREADS)
         run_all([update.prepare for update in existing], _THREADS)
@@ -151,6 +153,26 @@ class Mirrors:
             _log.warning("%s does not exist; the files in its copy %s are kept", pair.source, pair.target)
         copied = sum(done.file.length for done in result.copied)
         return MirrorResult(len(result.copied), copied, sum(removed), result.lost, missing)
+
+    def _remove_files_above(self, pairs: Sequence[Mirror]) -> None:
+        """Remove files in the places of targets that do not exist, or of directories above them.
+
+        A directory of the source may have been a file of another table, which was copied and then dropped.
+        """
+        places = {split(place).levels: place for pair in pairs for place in _corresponding(pair)}
+        for _, level in groupby(sorted(places, key=len), key=len):
+            run_all([partial(self._remove_file, places[levels]) for levels in level], _THREADS)
+
+    def _remove_file(self, place: str) -> None:
+        storage = self._storages.at(place)
+        if storage.exists(place):
+            return
+        try:
+            storage.stream(place).close()
+        except NotFound:
+            return
+        self._copier.check()
+        storage.remove_file(place)
 
     def _own_records(self, pairs: Sequence[Mirror], trees: Mapping[str, _Tree]) -> dict[str, _Record]:
         """Return the records of the targets. Raises ConfigError if one of their directories has another owner.
@@ -396,6 +418,16 @@ def _visibly_around(uri: str) -> Iterator[str]:
         if is_hidden(name):
             return
         yield place
+
+
+def _corresponding(pair: Mirror) -> Iterator[str]:
+    """Yield the target, and those directories above it that are the copies of directories above the source."""
+    source, target = pair.source.rstrip("/"), pair.target.rstrip("/")
+    while split(source).path.strip("/"):
+        yield target
+        (source, _, name), (target, _, other) = source.rpartition("/"), target.rpartition("/")
+        if name != other:
+            return
 
 
 def _read_record(storage: Storage, target: str) -> _Record | None:
