@@ -14,11 +14,14 @@ from ingestd.hive.objects import drop_partitions
 from ingestd.hive.tables import TableName
 from ingestd.replication.cycle import Step
 from ingestd.replication.dump.bootstrap import DumpStep
+from ingestd.storage.local import local_path
 from tests.support.replica import Replica, Side
-from tests.support.replica_changes import assert_same
+from tests.support.replica_changes import alter, assert_same, with_column
 from tests.support.replica_following import Following
 from tests.support.replica_policies import new_pair
 from tests.support.replica_rows import Rows, insert, insert_batch, read_rows
+from tests.support.replica_statements import ACID, assert_answered_from_statistics, assert_equal, run
+from tests.support.replica_tables import ACID as TRANSACTIONAL
 from tests.support.replica_tables import make_table
 
 _ADDED_AGAIN: Rows = [(2, "b"), (3, "b"), (7, "a"), (8, "a")]
@@ -89,6 +92,59 @@ def test_partition_when_dropped_before_its_table_is_copied_then_the_table_follow
     name = _make_partitioned(following)
     changes = [lambda: drop_partitions(following.replica.source.metastore, name, ["day=a"], delete_data=True)]
     following.dump(observe=lambda at: changes.pop()() if at is DumpStep.SNAPSHOT and changes else None)
+    assert following.load().bootstrapped == ("t",)
+    report = following.cycle()
+    assert (report.bootstrapped, report.lost) == ((), ())
+    assert_same(following)
+
+
+@pytest.mark.parametrize("is_partitioned", [False, True], ids=["table", "partitioned"])
+def test_statistics_when_older_than_the_copy_of_their_table_then_count_is_that_of_the_rows(
+    following: Following, *, is_partitioned: bool
+) -> None:
+    """The first dump copies the table with all rows, and the second one has only the statistics of the first half."""
+    partitioned, place = ("PARTITIONED BY (day STRING)", "PARTITION (day='a')") if is_partitioned else ("", "")
+    run(
+        following,
+        f"CREATE TABLE {{db}}.t (id INT) {partitioned} {ACID}",
+        f"INSERT INTO {{db}}.t {place} VALUES (1)",
+    )
+    following.cycle()
+    (local_path(following.directory.dumps()[-1].uri) / "_lost.t").write_text("for the test")
+    run(following, "ALTER DATABASE {db} SET DBPROPERTIES ('a'='b')")
+    first = _events(following)
+    run(following, f"INSERT INTO {{db}}.t {place} VALUES (2), (3)")
+    second = _events(following)
+    run(following, f"INSERT INTO {{db}}.t {place} VALUES (4), (5), (6)")
+    following.dump(events=first)
+    assert following.load().bootstrapped == ("t",)
+    queries = [f"SELECT {what} FROM {{db}}.t" for what in ("count(*)", "min(id), max(id)", "id")]
+    assert_equal(following, *queries)
+    following.dump(events=second - first)
+    assert (following.load().bootstrapped, _events(following) > 0) == ((), True)
+    assert_equal(following, *queries)
+    following.cycle()
+    assert_answered_from_statistics(following, queries[0])
+
+
+@pytest.mark.parametrize("is_written", [False, True], ids=["new", "written"])
+def test_table_when_altered_without_a_write_id_before_it_is_copied_then_it_follows(
+    following: Following, *, is_written: bool
+) -> None:
+    """The statistics in the event are older than those of the copy, and without a write id none can be changed."""
+    side, name, other = following.replica.source, following.name("t"), following.name("other")
+    exact = {"numRows": "0", "COLUMN_STATS_ACCURATE": '{"BASIC_STATS":"true"}'}
+    make_table(side.metastore, name, parameters={**TRANSACTIONAL, **exact})
+    make_table(side.metastore, other)
+    if is_written:
+        insert(side, name, [(1, "a")])
+    following.cycle()
+    (local_path(following.directory.dumps()[-1].uri) / "_lost.t").write_text("for the test")
+    insert(side, other, [(1, "a")])
+    events = _events(following)
+    alter(following, name, with_column)
+    insert(side, name, [(2, "a")], [(3, "a")])
+    following.dump(events=events)
     assert following.load().bootstrapped == ("t",)
     report = following.cycle()
     assert (report.bootstrapped, report.lost) == ((), ())

@@ -20,7 +20,8 @@ A partition of a transactional table may get another directory, with other files
 copy keeps the directory of the source (SOURCE_LOCATION); if it changes, the table is lost.
 
 A change under the write id of a transaction that aborts is no TRUNCATE, and makes no statistics exact (`Outcomes`). If
-the transaction has not ended in this cycle, its statistics are not exact until the next change.
+the transaction has not ended in this cycle, its statistics are not exact until the next change. Neither are those of a
+change before a table was copied that already has later write ids: they count only a part of its rows.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ from ingestd.hive.objects import (
     PartitionObject,
     TableKind,
     TableObject,
+    WithStatistics,
     add_partitions,
     alter_database,
     create_table,
@@ -60,6 +62,7 @@ from ingestd.hive.objects import (
 from ingestd.hive.partitions import by_call
 from ingestd.hive.tables import WHOLE_TABLE, TableName
 from ingestd.hive.truncation import truncate_in_transaction
+from ingestd.hive.write_ids import read_snapshot
 from ingestd.replication.cluster import Cluster
 from ingestd.replication.cycle_plan import Outcome, is_move, is_truncation, write_id_of
 from ingestd.replication.directory.event_records import EventRecord, PartitionColumnsRecord
@@ -277,7 +280,8 @@ class Definitions:
         if is_truncation(message):
             self._truncate(before, (), write_id)
         location = self._external(after.location) if after.kind is TableKind.EXTERNAL else before.stored_location
-        changed = after.copied(self._name(name), location, self._parameters(after.parameters, before.parameters))
+        parameters = _parameters(after, before, is_exact=self._is_exact(before, write_id))
+        changed = after.copied(self._name(name), location, parameters)
         if write_id > 0:
             changed = changed.with_write_id(write_id)
         if name == table:
@@ -324,9 +328,12 @@ class Definitions:
             for changed in by_write_id.values():
                 self._objects.alter_partitions(table, changed)
 
-    def _parameters(self, source: Mapping[str, str], target: Mapping[str, str]) -> dict[str, str]:
-        changed = _with_marks(source, target)
-        return changed if self._outcome is Outcome.COMMITTED else inexact(changed)
+    def _is_exact(self, table: TableObject, write_id: int) -> bool:
+        """Return whether statistics of the current event, with its write id, are those of the rows of a table."""
+        if self._outcome is not Outcome.COMMITTED:
+            return False
+        is_copied_later = table.kind.is_transactional and _settled(table) >= self._event
+        return not is_copied_later or read_snapshot(self._metastore, table.name).high_watermark <= write_id
 
     def _drop_table(self, table: str, _message: _Message) -> None:
         """Drop a table; the files of an external one stay."""
@@ -419,12 +426,12 @@ class Definitions:
         write_id = write_id_of(message)
         if is_truncation(message):
             self._truncate(table, [table.partition_name(values) for values in existing], write_id)
-        changed = []
+        changed, is_exact = [], self._is_exact(table, write_id)
         for member in described:
             if member.values in existing:
                 old = existing[member.values]
                 location = self._external(member.location) if source_kind(table) is TableKind.EXTERNAL else old.location
-                copied = member.copied(table.name, location, self._parameters(member.parameters, old.parameters))
+                copied = member.copied(table.name, location, _parameters(member, old, is_exact=is_exact))
                 changed.append(copied.with_write_id(write_id) if write_id > 0 else copied)
         self._objects.alter_partitions(table, changed)
 
@@ -451,7 +458,7 @@ class Definitions:
             if not self._accepts_missing:
                 raise self._missing(f"{table}, a partition") from None
             return
-        if self._outcome is not Outcome.COMMITTED:
+        if not self._is_exact(existing, write_id_of(message)):
             self.distrust_statistics(table, statistics.partition)
 
     def distrust_statistics(self, table: str, partition: str) -> None:
@@ -517,6 +524,12 @@ def _settled(table: TableObject) -> int:
 def _dropped(table: TableObject, message: _Message) -> list[str]:
     """Return the escaped names of the partitions that an event drops."""
     return [table.partition_name([values[key] for key in table.partition_columns]) for values in message["partitions"]]
+
+
+def _parameters(source: WithStatistics, target: WithStatistics, *, is_exact: bool) -> dict[str, str]:
+    """Return the parameters of the copy of a table or partition whose statistics are exact or not."""
+    parameters = _with_marks(source.parameters, target.parameters)
+    return parameters if is_exact else inexact(parameters)
 
 
 def _with_marks(source: Mapping[str, str], target: Mapping[str, str]) -> dict[str, str]:
