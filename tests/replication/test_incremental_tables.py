@@ -494,8 +494,12 @@ def test_copy_when_the_source_changes_meanwhile_then_the_next_cycle_makes_it_equ
     following.dump(Scope(following.database, "followed"))
     following.load()
     _fill(following, "followed", "copied", "recreated", "moved")
+    changes = {DumpStep.EVENTS, DumpStep.SNAPSHOT}
 
     def change(step: DumpStep) -> None:
+        if step not in changes:  # a renamed table is listed in another snapshot
+            return
+        changes.remove(step)
         both = begin(metastore, "tests/both")
         if step is DumpStep.EVENTS:  # before the snapshot, and after the events of this dump
             for name in (copied, followed):
@@ -503,7 +507,7 @@ def test_copy_when_the_source_changes_meanwhile_then_the_next_cycle_makes_it_equ
             commit(metastore, both)
             write(side, followed, INSERT)
             write(side, copied, INSERT)
-        elif step is DumpStep.SNAPSHOT:
+        else:
             for name in (followed, copied):
                 place_files(side, name, both, allocate(metastore, both, name), (INSERT,))
             alter(following, copied, with_column)
