@@ -87,7 +87,7 @@ class RecordDecoder(ABC):
         self._tombstones = tombstones
         self._max_bytes = max_bytes
         self._units = TimestampUnits(columns)
-        self._width = sum(width_of(column.type) for column in columns)
+        self._row_width = sum(width_of(column.type) for column in columns)
 
     @abstractmethod
     def decode_batch(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, RejectReasons]:
@@ -126,8 +126,8 @@ class RecordDecoder(ABC):
 
     def decode(self, values: Sequence[bytes | None]) -> DecodeResult:
         """See `Decoder`. Batches of 20,000 to 100,000 records are the fastest."""
-        if len(values) > 1 and len(values) * self._width > VALUES_OF_PART:
-            raise TooManyValues(np.full(len(values), self._width, np.int64))
+        if len(values) > 1 and len(values) * self._row_width > VALUES_OF_PART:
+            raise TooManyValues(np.full(len(values), self._row_width, np.int64))
         records = without_tombstones(values)
         if len(records) < len(values):
             return self._with_tombstones(values, records)

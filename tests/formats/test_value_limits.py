@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from ingestd.formats.avro.options import AvroOptions
+from ingestd.formats.csv import CsvOptions
 from ingestd.formats.decoder import VALUES_OF_PART, Decoder, TooManyValues, decode_in_parts
 from ingestd.formats.delimited import DelimitedOptions
 from ingestd.formats.json.options import JsonOptions
@@ -193,3 +194,32 @@ def test_check_when_arrays_have_too_many_values_then_the_record_is_a_reject() ->
         decoder: Any = decoder_of(options, COLUMNS, None)
         assert decoder.check(write(FEW, 7)) is None
         assert decoder.check(write(EXCESSIVE, 7)) is not None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [CsvOptions(fields=("x1", "x2")), DelimitedOptions(fields=("x1", "x2"), field_delimiter=",")],
+    ids=["csv", "delimited"],
+)
+def test_decode_when_records_have_fewer_fields_than_the_table_columns_then_the_columns_count(
+    options: FormatOptions,
+) -> None:
+    decoder = decoder_of(options, columns_of(**dict.fromkeys(NAMES, "bigint")), None)
+    values = [b"5,6"] * 30_000
+
+    with pytest.raises(TooManyValues):
+        decoder.decode(values)
+    assert sum(decoded.rows for _, _, decoded in decode_in_parts(decoder.decode, values)) == len(values)
+
+
+def test_decode_when_a_wide_struct_has_a_long_array_then_each_of_its_items_is_one_value() -> None:
+    items = f"array<struct<tags:array<int>,{','.join(f'{name}:bigint' for name in NAMES)}>>"
+    decoder = DelimitedOptions(
+        fields=("a",), field_delimiter="|", collection_delimiter=";", map_key_delimiter="="
+    ).decoder(columns_of(a=items))
+    tags = b"\x04".join([b"7"] * (3 * EXCESSIVE))
+
+    for values in ([tags], [tags, b"1"]):
+        [(_, _, decoded), *_] = decode_in_parts(decoder.decode, values)
+        assert len(decoded.rejects) == 0
+        assert next(len(item["tags"]) for row in rows_of(decoded) for item in row["a"]) == 3 * EXCESSIVE

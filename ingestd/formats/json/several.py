@@ -137,14 +137,14 @@ class SeveralDecoder(JsonDecoder):
         Raises TooManyValues if several records have too many together.
         """
         rows = np.bincount(objects.records, minlength=len(records))
-        most, inside = rows * self._width, self._records.most_values(records)
+        most, inside = rows * self._row_width, self._records.most_values(records)
         most += 0 if inside is None else inside
         if most.sum() <= VALUES_OF_PART:
             return None
         if len(records) > 1:
             raise TooManyValues(most)
         allowed = values_allowed(len(records[0]))
-        if most[0] <= allowed or rows[0] * self._width + self._tape.count(Lines(objects.text)) <= allowed:
+        if most[0] <= allowed or rows[0] * self._row_width + self._tape.count(Lines(objects.text)) <= allowed:
             return None
         return RejectError("", f"the {rows[0]:,} objects of the record have too many values as rows")
 

@@ -55,6 +55,7 @@ class PartitionColumns:
         Raises MetastoreUnavailable.
         """
         by_table: dict[str, list[ColumnChange]] = defaultdict(list)
+        moves.read()
         for change in changes:
             if last_name := moves.name_after(change.event, change.table, until=end):
                 by_table[last_name].append(change)
