@@ -24,8 +24,8 @@ texts that are dates, timestamps and decimals because of a schema in the record.
 A timestamp column rejects JSON numbers, more than 9 fractional digits, and digits below the microsecond if the record
 has a timestamp outside the years 1678 to 2261, because all timestamps of a batch, even inside complex values, share one
 unit. The elements of an array, a map or a struct follow the rules of their own type in the table above. If an element
-does not fit, the record is a reject whose reason contains the path to the element, such as `tags[3].name`. So is one
-whose arrays and maps have too many values (`values.MAX_VALUES`).
+does not fit, the record is a reject whose reason contains the path to the element, such as `tags[3].name`. A record is
+also a reject if its arrays and maps have more than 16,777,216 values, and more than two per byte.
 """
 
 from __future__ import annotations
