@@ -100,17 +100,24 @@ class Work:
 
 
 def take_request(metastore: Metastore, name: TableName, partition: str = "") -> Any:
-    """Request a compaction, and take the request as a worker; return the entry of the queue."""
+    """Request a compaction, and take the request as a worker; return the entry of the queue.
+
+    If a worker of HiveServer2 is faster, requests it again.
+    """
     request = ttypes.CompactionRequest(
         dbname=name.database,
         tablename=name.table,
         partitionname=partition or None,
         type=ttypes.CompactionType.MAJOR,
     )
-    metastore.call("compact2", request)
     worker = ttypes.FindNextCompactRequest(workerId="tests", workerVersion="4.2.0")
-    infos = iter(lambda: metastore.call("find_next_compact2", worker).ci, None)
-    return next(info for info in infos if (info.dbname, info.tablename) == (name.database, name.table))
+
+    def take() -> Any:
+        metastore.call("compact2", request)
+        infos = iter(lambda: metastore.call("find_next_compact2", worker).ci, None)
+        return next((info for info in infos if (info.dbname, info.tablename) == (name.database, name.table)), None)
+
+    return eventually("the request of a compaction", take)
 
 
 def begin_transaction(metastore: Metastore, info: Any) -> int:
