@@ -34,6 +34,7 @@ from ingestd.spark.errors import (
 from ingestd.spark.exchange import exchange
 from ingestd.spark.options import SparkOptions
 from ingestd.spark.query import Exchange, Query, Read, Write
+from ingestd.spark.results import collected
 from ingestd.spark.same_version import SameVersion
 from ingestd.spark.session import Session
 from ingestd.spark.shared import Shared
@@ -174,7 +175,7 @@ class Engine:
         JobTimeout, NoExecutors, JobFailed, or EngineLost if the JVM did not start or has ended.
         """
         with self._started(_Job(group, len(items), max(seconds, self._limits.job_seconds))) as context:
-            return context.parallelize(items, len(items)).map(SameVersion(function)).collect()
+            return collected(context.parallelize(items, len(items)).map(SameVersion(function)))
 
     def query(
         self, group: JobGroup, query: Query, read: Read[A, R], write: Write[A, W], items: Sequence[A]

@@ -12,6 +12,7 @@ from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ingestd.spark.errors import GATEWAY_ERRORS
+from ingestd.spark.results import collected
 from ingestd.spark.same_version import SameVersion
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def exchange(
 
     sent = items.flatMap(counted).partitionBy(receivers, int)
     try:
-        return sent.mapPartitionsWithIndex(received).collect()
+        return collected(sent.mapPartitionsWithIndex(received))
     finally:
         _remove_stored(sent)
 

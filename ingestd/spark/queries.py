@@ -31,6 +31,7 @@ from ingestd.schema import Column, HiveType, quoted
 from ingestd.spark.errors import GATEWAY_ERRORS, JobFailed, calling
 from ingestd.spark.exchange import exchange
 from ingestd.spark.query import VIEW, Batches, Exchange, Query, Read, Write
+from ingestd.spark.results import blocks, collected_blocks
 from ingestd.spark.same_version import SameVersion
 
 A = TypeVar("A")
@@ -57,7 +58,7 @@ _SETTINGS = {
 # Exceptions that leave the JVM in an unknown state. A StackOverflowError is the fault of a query with many terms, and
 # an OutOfMemoryError that of a large constant, mostly of an array that cannot be allocated. Other threads go on.
 _FATAL = ("LinkageError", "InternalError", "ThreadDeath")
-_RESULT = "attempt bigint, number int, result binary"
+_RESULT = "block string"
 _SENT = "receiver int, value binary"
 # The nodes of a plan that is evaluated row by row, with those of the view.
 _SOURCE = "MapInArrow"
@@ -141,11 +142,11 @@ class Queries:
         try:
             source = SameVersion(partial(_read, job, self._reports, read, items, query.columns))
             frame = self._frame(query, source, len(items))
-            done = frame.mapInArrow(SameVersion(partial(_write, write, items)), _RESULT).collect()
-            results = {row.number: (row.attempt, bytes(row.result)) for row in done}
-            reports = self._reports_of(job, {number: attempt for number, (attempt, _) in results.items()}, len(items))
-            written = (pickle.loads(results[number][1]) for number in range(len(items)))
-            return list(zip(reports, written, strict=True))
+            done = collected_blocks(frame.mapInArrow(SameVersion(partial(_write, write, items)), _RESULT))
+            attempts = {number: attempt for number, attempt, _ in done}
+            written = {number: result for number, _, result in done}
+            reports = self._reports_of(job, attempts, len(items))
+            return [(report, written[number]) for number, report in enumerate(reports)]
         finally:
             self._forget(job)
 
@@ -278,9 +279,8 @@ def _parts(batch: pa.RecordBatch) -> Batches:
 
 def _write(write: Write[A, W], items: Sequence[A], batches: Batches) -> Batches:
     number = _task().partitionId()
-    result = pickle.dumps(write(items[number], batches))
-    columns = pa.array([_task().taskAttemptId()], pa.int64()), pa.array([number], pa.int32()), pa.array([result])
-    yield pa.RecordBatch.from_arrays(list(columns), names=["attempt", "number", "result"])
+    for block in blocks((number, _task().taskAttemptId(), write(items[number], batches))):
+        yield pa.RecordBatch.from_arrays([pa.array([block])], names=["block"])
 
 
 @dataclass(frozen=True, slots=True)
