@@ -17,7 +17,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 
 from ingestd.spark.errors import EngineLost, first_line
-from ingestd.spark.launch import Launch
+from ingestd.spark.launch import UNIX_SOCKETS, Launch
 from ingestd.spark.standalone import is_registered, is_standalone
 
 # Exceptions of Java about a service that does not answer.
@@ -29,6 +29,9 @@ _NO_MASTER = "Spark did not start: no Spark master has accepted this application
 # Spark stops itself when no master has answered, possibly before it has started completely.
 _STOPPED = "stopped SparkContext"
 _PORT, _PASSWORD = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
+# With one of these properties, Spark creates sockets for each job or task. If they are Unix domain sockets, it keeps
+# their paths until it ends.
+_MANY_SOCKETS = {"spark.io.encryption.enabled": "true", "spark.python.use.daemon": "false"}
 
 
 def connect(launch: Launch) -> SparkContext:
@@ -60,7 +63,10 @@ def _connected(launch: Launch) -> SparkContext:
         SparkContext._gateway = SparkContext._jvm = None
     with _gateway_of(*address):
         gateway = launch_gateway()  # type: ignore[no-untyped-call]
-    context = SparkContext(conf=SparkConf().setAll(list(launch.properties.items())), gateway=gateway)
+    conf = SparkConf(_jvm=gateway.jvm).setAll(list(launch.properties.items()))  # the JVM has those of the site
+    if any(conf.get(key, "").strip().lower() == value for key, value in _MANY_SOCKETS.items()):
+        conf.set(UNIX_SOCKETS, "false")
+    context = SparkContext(conf=conf, gateway=gateway)
     # PySpark itself reads only the environment variable. Executors on other machines may have another path.
     default = os.environ.get("PYSPARK_PYTHON") or sys.executable
     context.pythonExec = context.getConf().get("spark.pyspark.python", default) or default

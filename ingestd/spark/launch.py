@@ -69,6 +69,13 @@ _LOCAL_DEFAULTS = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host":
 # If the driver runs the tasks. By default, Spark ends the JVM of a task that runs out of memory; this one would end all
 # mappings. An executor of a cluster is replaced.
 _DRIVER_DEFAULTS = {"spark.executor.killOnFatalError.depth": "0"}
+# Unix domain sockets between the JVM and the processes of its tasks. Over TCP, a message may wait 40 ms for a delayed
+# acknowledgement.
+_SOCKETS = "spark.python.unix.domain.socket"
+UNIX_SOCKETS = f"{_SOCKETS}.enabled"
+_SOCKETS_SINCE = (4, 1)
+# In bytes: Spark's limit of the path of a socket, below that of the kernel, less the name that Spark makes up.
+_MAX_FOLDER = 61
 
 
 def driver_archive(java: Path) -> ClassArchive:
@@ -88,11 +95,21 @@ def spark_properties(
     """
     defaults = _DEFAULTS | (_LOCAL_DEFAULTS if _is_on_this_machine(master) else {})
     if re.match(r"local(\[|\Z)", master):
-        defaults |= _DRIVER_DEFAULTS
+        defaults |= _DRIVER_DEFAULTS | _sockets(scratch)
     properties = {"spark.master": master, "spark.local.dir": str(scratch)} | defaults | dict(conf)
     own = (f"-Djava.io.tmpdir={scratch}", *jvm_options)
     properties[JAVA_OPTIONS] = " ".join((*(f'"{option}"' for option in own), properties[JAVA_OPTIONS]))
     return properties
+
+
+def _sockets(folder: Path) -> dict[str, str]:
+    """Return the properties of the sockets between the driver and the processes of its tasks, which are in `folder`."""
+    version = importlib.metadata.version("pyspark").split(".")
+    if (int(version[0]), int(version[1])) < _SOCKETS_SINCE:
+        return {}
+    if len(os.fsencode(folder)) > _MAX_FOLDER:
+        return {UNIX_SOCKETS: "false"}
+    return {UNIX_SOCKETS: "true", f"{_SOCKETS}.dir": str(folder)}
 
 
 def _is_on_this_machine(master: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from ingestd.spark.launch import properties_text, spark_properties
@@ -13,6 +14,7 @@ from ingestd.spark.options import SparkOptions
 SCRATCH = Path("/tmp/ingestd-spark-x")
 LOCAL = ["local", "local[2]", "local[*]", "local[4,2]", "local-cluster[2,1,1024]"]
 ON_THIS_MACHINE = [*LOCAL, "spark://127.0.0.1:7077", "spark://localhost:7077"]
+HAS_UNIX_SOCKETS = not pyspark.__version__.startswith(("3.", "4.0."))
 CLUSTERS = ["yarn", "spark://master:7077", "spark://one:7077,two:7077", "k8s://https://api:6443"]
 
 
@@ -43,6 +45,23 @@ def test_properties_when_the_driver_runs_the_tasks_then_one_that_lacks_memory_do
     key = "spark.executor.killOnFatalError.depth"
     without = [master for master in (*LOCAL, *CLUSTERS) if key not in spark_properties(master, {}, SCRATCH)]
     assert without == ["local-cluster[2,1,1024]", *CLUSTERS]
+
+
+def test_properties_when_the_driver_runs_the_tasks_then_unix_sockets_are_in_its_own_directory() -> None:
+    """Executors on other machines do not have the directory. `test_sockets` examines the sockets themselves."""
+    prefix = "spark.python.unix.domain.socket."
+    longest = Path("/tmp") / ("x" * (61 - len("/tmp/")))
+
+    def sockets(master: str, scratch: Path) -> dict[str, str]:
+        properties = spark_properties(master, {}, scratch)
+        return {key.removeprefix(prefix): value for key, value in properties.items() if key.startswith(prefix)}
+
+    assert not any(sockets(master, SCRATCH) for master in ("local-cluster[2,1,1024]", *CLUSTERS))
+    expected = {"enabled": "true", "dir": str(longest)} if HAS_UNIX_SOCKETS else {}
+    assert all(sockets(master, longest) == expected for master in ("local", "local[2]", "local[*]", "local[4,2]"))
+    too_long = [longest.with_name(f"{longest.name}x"), longest.with_name(f"{longest.name[1:]}ü")]
+    expected = {"enabled": "false"} if HAS_UNIX_SOCKETS else {}
+    assert [sockets("local[2]", path) for path in too_long] == [expected, expected]
 
 
 @pytest.mark.parametrize("master", [*LOCAL, *CLUSTERS])
