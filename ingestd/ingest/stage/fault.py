@@ -4,7 +4,7 @@ The result for a record depends on no other. So the query is evaluated again for
 one is left.
 
 Invariant: an error names a record only if the query has failed for this record alone. It becomes QueryFailed only if
-the record can be read without the query.
+the record can be read without the query, and the query fails even if nobody checks its result.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from ingestd.errors import IngestdError, RecordError
 from ingestd.spark.engine import Engine, JobGroup
-from ingestd.spark.errors import JobFailed, QueryFailed
+from ingestd.spark.errors import PYTHON_HINT, JobCancelled, JobFailed, QueryFailed
 from ingestd.spark.query import Batches, Query, Read, Write
 
 A = TypeVar("A")
@@ -44,12 +44,15 @@ class Trial(Generic[A]):
     def explain(self, error: Fault) -> IngestdError:
         """Return the error of the first record for which the query fails; `error` if there is none.
 
-        That may be because the job has failed for another reason, or because the query cannot be evaluated now.
+        That may be because the job has failed for another reason, or because the query cannot be evaluated now. Raises
+        JobCancelled if a job of the search is cancelled, because `error` would then be reported without its record.
         """
         if not _may_be_of_record(error):
             return error
         try:
             return self._explained() or error
+        except JobCancelled:
+            raise
         except IngestdError:  # less important than the first one
             return error
 
@@ -58,18 +61,19 @@ class Trial(Generic[A]):
         places, fault = range(self.count), None
         while fault is None or len(places) > 1:
             half = places[: (len(places) + 1) // 2]
-            fault = self._fault(half)
+            fault = self._fault(half, self.check)
             if fault is None and half == places:
                 return None
             places = places[len(half) :] if fault is None else half
         if type(fault) is JobFailed:
             self._run(Query(self.query.columns), ignore_rows, places)
-            fault = QueryFailed(fault.what, where=fault.where, hint="correct the SQL; no record was lost")
+            if self._fault(places, ignore_rows) is not None:  # and not `check`, or what it calls
+                fault = QueryFailed(fault.what, where=fault.where, hint="correct the SQL; no record was lost")
         return at_record(fault, self.name(places.start))
 
-    def _fault(self, places: range) -> Fault | None:
+    def _fault(self, places: range, check: Write[A, RecordError | None]) -> Fault | None:
         try:
-            return self._run(self.query, self.check, places)
+            return self._run(self.query, check, places)
         except JobFailed as error:
             if not _may_be_of_record(error):
                 raise
@@ -89,9 +93,9 @@ def ignore_rows(_item: object, batches: Batches) -> None:
 
 def at_record(error: IngestdError, name: str) -> IngestdError:
     """Return the error with the name of its record."""
-    return type(error)(error.what, where=f"{name}, {error.where}", hint=error.hint)
+    return type(error)(error.what, where=", ".join(filter(None, (name, error.where))), hint=error.hint)
 
 
 def _may_be_of_record(error: Fault) -> bool:
-    """Return whether the cause may be a record: not a job that was cancelled, or one that has lost a process."""
-    return type(error) in (RecordError, QueryFailed, JobFailed)
+    """Return whether the cause may be a record: not a cancellation, the loss of a process, or another Python."""
+    return type(error) in (RecordError, QueryFailed, JobFailed) and error.hint != PYTHON_HINT

@@ -25,6 +25,7 @@ from ingestd.ingest.stage.exchange import Sent, receive, require_all, send, send
 from ingestd.ingest.stage.fault import Fault, Trial
 from ingestd.ingest.stage.task import (
     Access,
+    RecordRules,
     RowsScattered,
     StageResult,
     StageTask,
@@ -169,10 +170,12 @@ class StageJobs:
         return [joined(report, files) for report, files in done]
 
     def _explained(self, error: Fault, query: Query, tasks: Sequence[StageTask]) -> IngestdError:
-        """Return the error of a query with the topic, partition and offset of the first record that causes it."""
+        """Return the error of a query with the topic, partition and offset of the first record that causes it.
+
+        Raises JobCancelled if `cancel` interrupts the search for the record.
+        """
         ranges = [part for task in tasks for part in task.ranges]
-        rules = replace(tasks[0].rules, on_error="skip", max_rejects=None, evolution="none")
-        task = replace(tasks[0], rules=rules, max_bytes=None)
+        task = replace(tasks[0], rules=_without_stops(tasks[0].rules), max_bytes=None)
 
         def name(place: int) -> str:
             [record] = cut(ranges, range(place, place + 1))
@@ -201,3 +204,16 @@ class StageJobs:
     def release(self) -> None:
         """Remove the mapping's access from Spark, if no stage is running. Never raises."""
         self._access.release()
+
+
+def _without_stops(rules: RecordRules) -> RecordRules:
+    """Return the rules with which every record that becomes a row does so, whatever the others are."""
+    tombstones = "skip" if rules.format.tombstones == "stop" else rules.format.tombstones
+    return replace(
+        rules,
+        format=replace(rules.format, tombstones=tombstones),
+        on_error="skip",
+        on_unreadable="reject",
+        max_rejects=None,
+        evolution="none",
+    )

@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+from ingestd.acid.encoding import STANDARD
+from ingestd.acid.routing import Shape
 from ingestd.errors import RecordError
+from ingestd.formats.json.options import JsonOptions
+from ingestd.hive.tables import TableName
+from ingestd.ingest.letters.writer import LetterTargets
+from ingestd.ingest.options import MappingOptions
+from ingestd.ingest.rows.partitioning import Partitioning
+from ingestd.ingest.rows.transform import Decoding
 from ingestd.ingest.stage.fault import Trial
+from ingestd.ingest.stage.jobs import StageJobs
+from ingestd.ingest.stage.task import RecordRules, StagedTable, StageTask
+from ingestd.kafka.admin import Broker
+from ingestd.kafka.ranges import OffsetRange
 from ingestd.schema import Column, HiveType
 from ingestd.spark.engine import Engine, JobGroup
-from ingestd.spark.errors import JobCancelled, JobFailed, QueryFailed, WorkerLost
+from ingestd.spark.errors import PYTHON_HINT, JobCancelled, JobFailed, QueryFailed, WorkerLost
 from ingestd.spark.query import Batches, Query
+from ingestd.storage.storages import Storages
 from tests.support.daemon import shared_engine
+from tests.support.patience import LIMIT
+from tests.support.stack import Stack, eventually
 
 COLUMNS = (Column("id", HiveType.parse("int")),)
 COUNT = 4
@@ -92,6 +111,80 @@ def test_query_when_it_fails_for_no_record_then_the_error_stays_as_it_is(engine:
         assert _trial(engine, "id < 3").explain(error) is error
 
 
-def test_job_when_it_was_cancelled_or_lost_a_process_then_no_record_is_at_fault(engine: Engine) -> None:
-    for error in (JobCancelled("cancelled"), WorkerLost("lost")):
+def test_job_when_it_was_cancelled_lost_a_process_or_has_another_python_then_no_record_is_at_fault(
+    engine: Engine,
+) -> None:
+    for error in (JobCancelled("cancelled"), WorkerLost("lost"), JobFailed("no module", hint=PYTHON_HINT)):
         assert _trial(engine, FAULTS["[DIVIDE_BY_ZERO]"]).explain(error) is error
+
+
+def _fail_at_three(_ids: Sequence[int], batches: Batches) -> RecordError | None:
+    for batch in batches:
+        if 3 in batch.column("id").to_pylist():
+            raise ValueError("a defect")
+    return None
+
+
+def test_query_when_only_what_becomes_of_its_result_fails_then_the_query_is_not_at_fault(engine: Engine) -> None:
+    trial = replace(_trial(engine, "id > 0"), check=_fail_at_three)
+    error = trial.explain(JobFailed("another"))
+    assert type(error) is JobFailed
+    assert str(error) == "t[0] offset 3, Spark job of query: ValueError: a defect"
+
+
+def _check_without_place(_ids: Sequence[int], batches: Batches) -> RecordError | None:
+    return RecordError("a row") if sum(batch.num_rows for batch in batches) else None
+
+
+def test_error_when_it_has_no_place_then_the_record_is_its_place(engine: Engine) -> None:
+    trial = replace(_trial(engine, "id = 2"), check=_check_without_place)
+    assert str(trial.explain(RecordError("another"))) == "t[0] offset 2: a row"
+
+
+def _wait_for_end(folder: Path, ids: Sequence[int], report: Callable[[None], None]) -> Batches:
+    (folder / "started").touch()
+    eventually("the end of the test", (folder / "end").exists)
+    yield from _read(ids, report)
+
+
+def test_search_when_it_is_cancelled_then_it_ends_without_the_error(engine: Engine, tmp_path: Path) -> None:
+    trial = _trial(engine, "id > 0", partial(_wait_for_end, tmp_path))
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(trial.explain, RecordError("another"))
+        try:
+            eventually("the task running", (tmp_path / "started").exists)
+            engine.cancel(trial.group)
+            with pytest.raises(JobCancelled, match="cancelled"):
+                running.result(LIMIT)
+        finally:
+            (tmp_path / "end").touch()
+
+
+def test_stage_when_another_task_has_a_tombstone_then_the_error_names_the_record_of_the_query(
+    stack: Stack, engine: Engine, tmp_path: Path
+) -> None:
+    topic = stack.topic(1)
+    stack.produce([None, {"id": 1}, {"id": 2}, {"id": 0}])
+    table, partitioning = Shape(COLUMNS, (), None, STANDARD), Partitioning((), ())
+    reader = {"bootstrap.servers": stack.addresses.kafka}
+    options = MappingOptions(
+        "faults", (topic,), TableName("default", stack.name), JsonOptions(), kafka=reader, where="1 / id > 0"
+    )
+    task = StageTask(
+        mapping="faults",
+        number=0,
+        tasks=2,
+        ranges=(OffsetRange(topic, 0, 0, 2),),
+        offsets=4,
+        topics={topic: Broker(reader).topics([topic])[topic].identity},
+        rules=RecordRules.of(options, Decoding.of(table, partitioning, options)),
+        table=StagedTable(table, partitioning, 1, tmp_path.as_uri(), 10),
+        letters=LetterTargets(),
+    )
+    jobs = StageJobs(engine, options, Storages())
+    try:
+        with pytest.raises(QueryFailed) as failed:
+            jobs.run([task, replace(task, number=1, ranges=(OffsetRange(topic, 0, 2, 4),))])
+    finally:
+        jobs.release()
+    assert failed.value.where.startswith(f"{topic}[0] offset 3, ")
