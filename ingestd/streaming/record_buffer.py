@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ingestd.errors import RecordError
 from ingestd.formats.decoder import Decoder, DecodeResult, Reject, decode_in_parts, rejected_rows, total_bytes
 from ingestd.schema import Column
 from ingestd.streaming.errors import SerializationError, StreamingException
@@ -134,7 +135,14 @@ class StrictDecoder:
 
     def decode(self, values: Sequence[bytes | None]) -> DecodeResult:
         """Decode a batch of records. Raises StreamingException when the decoder breaks its contract."""
-        decoded = as_decoded(self._decoder.decode(values))
+        try:
+            decoded = as_decoded(self._decoder.decode(values))
+        except RecordError as error:  # the transaction would continue, without any of the records
+            raise StreamingException(
+                f"the decoder raised {type(error).__name__}: {error.what}",
+                where="decode",
+                hint="return a reject for each record that cannot become a row",
+            ) from error
         if decoded.records is not None:
             _check_records(decoded, decoded.records, len(values))
         elif decoded.rows + len(decoded.rejects) + decoded.skipped != len(values):
