@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
@@ -74,7 +75,7 @@ class Records:
         self.has_fine = False
         # The number of values in arrays and maps that have been found in each record, and how many it may have.
         self.value_counts: Ints = np.zeros(len(values), np.int64)
-        self.values_allowed: Ints = np.maximum(MAX_VALUES, MAX_VALUES_PER_BYTE * self.sizes)
+        self.values_allowed = values_allowed(self.sizes)
         self._views: dict[str, npt.NDArray[np.generic]] = {}
 
     def constants(self, value: bytes) -> Records:
@@ -237,9 +238,13 @@ def width_of(kind: HiveType) -> int:
     return max(1, sum(map(width_of, kind.children))) if kind.kind == "struct" else 1
 
 
-def values_allowed(size: int) -> int:
-    """Return how many values arrays and maps of a record of this size, in bytes, may have."""
-    return max(MAX_VALUES, MAX_VALUES_PER_BYTE * size)
+@overload
+def values_allowed(sizes: int) -> int: ...
+@overload
+def values_allowed(sizes: Ints) -> Ints: ...
+def values_allowed(sizes: int | Ints) -> int | Ints:
+    """Return how many values arrays and maps of a record of this size, in bytes, or of records may have."""
+    return np.maximum(MAX_VALUES, MAX_VALUES_PER_BYTE * sizes)
 
 
 def letter_counts(values: Sequence[bytes], letters: bytes) -> Ints:

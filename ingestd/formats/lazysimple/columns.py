@@ -19,7 +19,7 @@ from ingestd.formats.lazysimple.primitives import far_rows, in_micros, nulls
 from ingestd.formats.lazysimple.values import FieldSyntax, InvalidField, NotUtf8, reader
 from ingestd.formats.record_decoder import MixedTimestamps, NotColumnar, RejectReasons
 from ingestd.formats.row_batches import Row, batch_of, has_timestamp
-from ingestd.formats.values import MAX_VALUES, MAX_VALUES_PER_BYTE, TOO_MANY_VALUES, values_allowed
+from ingestd.formats.values import MAX_VALUES, TOO_MANY_VALUES, values_allowed
 from ingestd.schema import Column
 
 
@@ -39,14 +39,10 @@ class FieldConverter:
             None if index is None else (index, reader(column.type, syntax), column_reader(column.type, syntax))
             for column, index in zip(columns, indexes, strict=True)
         ]
-        limits = [
-            None if source is None else FieldLimit.of(column.type, syntax)
-            for column, source in zip(columns, self._sources, strict=True)
-        ]
         self._limits = [
             (column.name, source[0], limit)
-            for column, source, limit in zip(columns, self._sources, limits, strict=True)
-            if source is not None and limit is not None
+            for column, source in zip(columns, self._sources, strict=True)
+            if source is not None and (limit := FieldLimit.of(column.type, syntax)) is not None
         ]
         self._timestamps = [index for index, column in enumerate(columns) if column.type.kind == "timestamp"]
         self._nests_timestamps = any(
@@ -116,13 +112,13 @@ class FieldConverter:
         """Return the fields, which are NULL in records that have too many values, and the rejects of these."""
         arrays, rejects = list(arrays), dict[int, tuple[str, str]]()
         count = len(arrays[0])
-        sizes = sum(limit.of_size(arrays[index].nbytes) + count * limit.of_size(0) for _, index, limit in self._limits)
-        if sizes <= VALUES_OF_PART:
+        most = sum(limit.of_size(arrays[index].nbytes) + count * limit.of_size(0) for _, index, limit in self._limits)
+        if most <= VALUES_OF_PART:
             return arrays, rejects
-        values, allowed = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        values, sizes = np.zeros(count, np.int64), np.zeros(count, np.int64)
         for array in arrays:
-            allowed += pc.binary_length(array).fill_null(0).to_numpy()
-        allowed = np.maximum(MAX_VALUES, MAX_VALUES_PER_BYTE * allowed)
+            sizes += pc.binary_length(array).fill_null(0).to_numpy()
+        allowed = values_allowed(sizes)
         for name, index, limit in self._limits:
             values += limit.of_fields(arrays[index])
             for row in np.flatnonzero(values > allowed).tolist():
