@@ -174,6 +174,9 @@ class RecordDecoder(ABC):
         if self._tombstones == "skip":
             return DecodeResult(decoded.batches, rejects, absent.size, rows)
         if self._tombstones == "null_row":
+            if len(values) > 1 and (len(rows) + absent.size) * self._row_width > VALUES_OF_PART:
+                counts = np.bincount(np.concatenate([rows, absent]), minlength=len(values))
+                raise TooManyValues(counts * self._row_width)
             nulls = batch_of(self.columns, [pa.nulls(absent.size, arrow_of(c.type, "ns")) for c in self.columns])
             return DecodeResult([*decoded.batches, nulls], rejects, 0, np.concatenate([rows, absent]))
         return DecodeResult(decoded.batches, LazyRejects(np.union1d(rejects.rows, absent), create), 0, rows)

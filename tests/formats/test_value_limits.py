@@ -7,7 +7,7 @@ parts: each has few values, or is one record.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -176,6 +176,22 @@ def test_decode_when_columns_are_many_then_a_batch_of_small_records_is_decoded_i
     numbers = np.concatenate([start + decoded.records_of_rows(part) for start, part, decoded in parts])
     assert numbers.tolist() == [index for index, value in enumerate(values) if value is not None]
     assert [start + reject.row for start, _, decoded in parts for reject in decoded.rejects] == [15_000]
+
+
+@pytest.mark.parametrize("several", ["lines", "array"])
+def test_decode_when_tombstones_are_rows_beside_several_objects_then_their_columns_count(
+    several: Literal["lines", "array"],
+) -> None:
+    options = JsonOptions(records=several, tombstones="null_row", unmatched="null")
+    decoder = options.decoder(columns_of(**dict.fromkeys(NAMES, "bigint")))
+    record = b'[{"x1":5},{"x1":6}]' if several == "array" else b'{"x1":5}\n{"x1":6}'
+    values: list[bytes | None] = [None, record, None, None] * 6_000
+
+    parts = list(decode_in_parts(decoder.decode, values))
+
+    assert all(decoded.rows * WIDTH <= VALUES_OF_PART for _, _, decoded in parts)
+    numbers = np.concatenate([start + decoded.records_of_rows(part) for start, part, decoded in parts])
+    assert np.bincount(numbers).tolist() == [1, 2, 1, 1] * 6_000
 
 
 def test_decode_when_text_has_separators_of_items_then_only_those_in_arrays_count() -> None:
