@@ -109,3 +109,16 @@ def test_decode_when_years_are_far_and_some_texts_are_no_times_then_no_record_is
     assert [reject.row for reject in decoded.rejects] == list(range(0, 1000, 100))
     units = [batch.schema.field("at").type.unit for batch in decoded.batches]
     assert units == (["us"] if every == 1 else ["ns", "us"])
+
+
+def test_decode_when_microseconds_fit_all_times_beside_some_texts_that_are_none_then_there_is_one_batch() -> None:
+    values = [_record(JsonOptions(), number, is_far=number % 2 == 0) for number in range(1000)]
+    values = [value.replace(b".123456789", b".123456") for value in values]
+    values[::100] = [value.replace(b'"at": "', b'"at": "x') for value in values[::100]]
+    decoder = _Counting(columns_of(id="int", at="timestamp"))
+
+    decoded = decoder.decode(values)
+
+    assert (decoder.records, decoded.rows) == (0, 990)
+    assert [reject.row for reject in decoded.rejects] == list(range(0, 1000, 100))
+    assert [batch.schema.field("at").type.unit for batch in decoded.batches] == ["us"]

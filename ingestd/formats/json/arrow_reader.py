@@ -243,11 +243,12 @@ class ArrowReader:
         if not lost.any():
             return near
         far = self._in_unit(arrays, "us")
-        coarse = lost & ~_union([column.lost for column in far], len(lost))
+        lost_far = _union([column.lost for column in far], len(lost))
+        coarse = lost & ~lost_far
         if not coarse.any():
             return near
         refused = _union([column.refused for column in near], len(lost))
-        if (coarse | refused).all():
+        if not (lost_far & ~refused).any():
             return far
         raise MixedTimestamps(coarse)
 

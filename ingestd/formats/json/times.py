@@ -214,8 +214,10 @@ def timestamp_column(texts: pa.StringArray, unit: str) -> pa.Array:
     texts = matching(texts, _PLAIN_TIMESTAMP[unit])
     first, last = _YEARS[unit]
     years = pc.utf8_slice_codeunits(texts, 0, 4)
-    texts = where(pc.and_(pc.greater_equal(years, first), pc.less_equal(years, last)), texts)
-    return _instants(texts, unit)
+    is_within = pc.and_(pc.greater_equal(years, first), pc.less_equal(years, last))
+    if unit == "us" and not pc.all(is_within, min_count=0).as_py():  # without a zone, no year is too early or too late
+        is_within = pc.or_(is_within, pc.invert(pc.match_substring_regex(texts, _ZONED)))
+    return _instants(where(is_within, texts), unit)
 
 
 def timestamp_columns(columns: Sequence[pa.Array]) -> list[pa.Array]:
@@ -241,12 +243,13 @@ def _fits_nanoseconds(texts: pa.Array) -> bool:
 
 
 def _mixed(columns: Sequence[pa.Array]) -> NotColumnar:
-    """Return the error for texts that microseconds do not fit. Texts that are no timestamps are in either part."""
+    """Return the error for texts that microseconds do not fit: NotColumnar if some in other years are no timestamps."""
     far = np.zeros(len(columns[0]), np.bool_)
     for column in columns:
         is_near = pc.and_(pc.greater_equal(column, "1678"), pc.less(column, "2262"))
         far |= ~is_near.fill_null(pa.scalar(value=True)).to_numpy(zero_copy_only=False)
-    return NotColumnar() if far.all() else MixedTimestamps(far)
+    others = (unlike(column.filter(pa.array(far)), _ANY_TIMESTAMP) for column in columns)
+    return NotColumnar() if far.all() or any(pc.any(other).as_py() for other in others) else MixedTimestamps(far)
 
 
 def _instants(texts: pa.Array, unit: str) -> pa.Array:
