@@ -247,15 +247,6 @@ def values_allowed(sizes: int | Ints) -> int | Ints:
     return np.maximum(MAX_VALUES, MAX_VALUES_PER_BYTE * sizes)
 
 
-def letter_counts(values: Sequence[bytes], letters: bytes) -> Ints:
-    """Return how many bytes of each value are one of the letters."""
-    is_letter = np.zeros(256, np.bool_)
-    is_letter[list(letters)] = True
-    places = np.flatnonzero(is_letter[np.frombuffer(b"".join(values), np.uint8)])
-    ends = np.cumsum(np.fromiter(map(len, values), np.int64, len(values)))
-    return np.diff(np.searchsorted(places, ends), prepend=0)
-
-
 def grouped(keys: npt.NDArray[np.generic]) -> Iterator[Ints]:
     """Yield the indexes of equal keys, which are numbers or the rows of an array, for each distinct key in order."""
     if not len(keys):

@@ -6,7 +6,12 @@ parts: each has few values, or is one record.
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import tracemalloc
 from collections.abc import Callable, Sequence
+from itertools import product
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +23,7 @@ from ingestd.formats.csv import CsvOptions
 from ingestd.formats.decoder import VALUES_OF_PART, Decoder, TooManyValues, decode_in_parts
 from ingestd.formats.delimited import DelimitedOptions
 from ingestd.formats.json.options import JsonOptions
+from ingestd.formats.json.record import RecordReader
 from ingestd.formats.options import FormatOptions, decoder_of
 from ingestd.formats.protobuf.options import ProtobufOptions
 from ingestd.formats.values import TOO_MANY_VALUES
@@ -138,20 +144,45 @@ def test_decode_when_small_items_are_many_values_then_each_record_has_the_outcom
     assert (column, reason[-len(expected[1]) :]) == expected
 
 
-@pytest.mark.parametrize(
-    "items", [[b"null"], [b"[]"], [b"1"], [b'""'], [b"{}", b"null"]], ids=["null", "array", "number", "text", "mixed"]
-)
-@pytest.mark.parametrize("lenient", [False, True])
-def test_decode_when_items_of_json_are_not_objects_then_their_memory_is_limited(
-    items: list[bytes], lenient: bool
-) -> None:
+ITEMS = [b"null"], [b"[]"], [b"1"], [b'""'], [b"{}", b"null"]
+
+
+def _decode_items(items: list[bytes], *, lenient: bool) -> None:
     values = [_json(items * (count // len(items)), 7) for count in (200_000, 4, 12_000, 12_000)]
     decoder = JsonOptions(lenient=lenient).decoder(COLUMNS)
-    before = pa.total_allocated_bytes()
     for _, part, decoded in decode_in_parts(decoder.decode, values):
         assert sum(batch.nbytes for batch in decoded.batches) <= 9 * VALUES_OF_PART
         assert decoded.rows + len(decoded.rejects) == len(part)
-        assert pa.total_allocated_bytes() - before <= 40 * VALUES_OF_PART
+
+
+def print_memory() -> None:
+    """Print the most bytes that Arrow needs at once to decode items, and those that Python needs to count them."""
+    for items, lenient in product(ITEMS, (False, True)):
+        _decode_items(items, lenient=lenient)
+    sys.stdout.write(f"{pa.default_memory_pool().max_memory()}\n")
+    value = b"{}," * (8 << 20)
+    tracemalloc.start()
+    most = RecordReader(COLUMNS).most_values([value])
+    assert most is not None
+    assert most[0] > len(value)
+    sys.stdout.write(f"{tracemalloc.get_traced_memory()[1]}\n")
+
+
+def test_decode_when_items_of_json_are_not_objects_then_their_memory_is_limited() -> None:
+    code = "from tests.formats.test_value_limits import print_memory; print_memory()"
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+    of_items, of_count = map(int, done.stdout.split())
+    assert of_items <= 40 * VALUES_OF_PART
+    assert of_count <= 1 << 20
+
+
+@pytest.mark.parametrize("member", [b"5", b"null"], ids=["numbers", "nulls"])
+def test_decode_when_objects_have_all_fields_then_members_do_not_count_as_items(member: bytes) -> None:
+    item = b"{%s}" % b",".join(b'"%s": %s' % (name.encode(), member) for name in NAMES)
+    values = [_json([item], number) for number in range(200)]
+    [(_, _, decoded)] = decode_in_parts(JsonOptions().decoder(COLUMNS).decode, values)
+    assert decoded.rows == len(values)
 
 
 def test_decode_when_map_repeats_its_keys_then_only_the_last_values_count() -> None:
@@ -162,6 +193,18 @@ def test_decode_when_map_repeats_its_keys_then_only_the_last_values_count() -> N
     rows = [row for _, _, decoded in decode_in_parts(decoder.decode, values) for row in rows_of(decoded)]
 
     assert [[(key, value["x1"]) for key, value in row["m"]] for row in rows] == [[("k", 5)], [("k", None), ("j", 6)]]
+
+
+@pytest.mark.parametrize("item", [b"{}", b"null", b" null", b"1", b"[]"])
+def test_decode_when_map_has_items_of_any_kind_then_their_memory_is_limited(item: bytes) -> None:
+    count = 12_000
+    entries = b",".join(b'"%d":%s' % (number, item) for number in range(count))
+    decoder = JsonOptions().decoder(columns_of(m=f"map<string,{WIDE}>"))
+    parts = list(decode_in_parts(decoder.decode, [b'{"m":{%s}}' % entries] * 3))
+    batches = [batch for _, _, decoded in parts for batch in decoded.batches]
+    assert all(batch.nbytes <= 9 * VALUES_OF_PART for batch in batches)
+    items = [count for batch in batches for count in np.diff(batch["m"].offsets).tolist()]
+    assert items == ([count] * 3 if item in (b"{}", b"null", b" null") else [])
 
 
 def test_decode_when_columns_are_many_then_a_batch_of_small_records_is_decoded_in_parts() -> None:

@@ -7,7 +7,7 @@ rejects.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -19,12 +19,13 @@ from ingestd.formats.json.nested import FieldIndexes, converter, primitive
 from ingestd.formats.json.types import InvalidValue, Number
 from ingestd.formats.row_batches import Row, Value
 from ingestd.formats.unmatched import is_envelope, no_column
-from ingestd.formats.values import MAX_VALUES, TOO_MANY_VALUES, Ints, letter_counts, values_allowed, width_of
+from ingestd.formats.values import MAX_VALUES, TOO_MANY_VALUES, Ints, values_allowed, width_of
 from ingestd.schema import Column, HiveType
 
 MAX_DEPTH = 200
 _MAX_KNOWN_NAMES = 10_000
 _BEFORE_ITEMS = b"[{,"  # an item of an array or a map follows one of these letters
+_MEMBERS = (b":{", b": {", b":null", b": null")  # objects and nulls behind a name, which are no items of arrays
 _MARK = b"\xef\xbb\xbf"  # the byte order mark
 
 
@@ -44,8 +45,9 @@ class RecordReader:
         self._indexes = {column.name: index for index, column in enumerate(columns)}
         self._lenient_indexes = FieldIndexes([column.name for column in columns], by_position=True)
         self._known_names: dict[str, int | None] = {}
-        # The most values of an object in an array or a map; 0 if no column has any.
+        # The most values of an item of an array or a map, and whether one of a map has several.
         self._widest = max((_widest(column.type) for column in columns), default=0)
+        self._has_wide_maps = any(_widest(column.type, ("map",)) > 1 for column in columns)
         # In complex values, too, the last of several spellings of a name wins.
         is_nested = not layout.is_flat or any(column.type.is_complex for column in columns)
         self._parser = _ORDERED if is_nested else _UNORDERED
@@ -70,18 +72,31 @@ class RecordReader:
         A few bytes can be an item, and so a struct of many columns. Returns None if all numbers together are not more
         than VALUES_OF_PART, which costs little for most records.
         """
-        limit = VALUES_OF_PART // max(1, self._widest)
-        if self._widest <= 1 or total_bytes(values) <= limit:
+        if self._widest <= 1 or total_bytes(values) * self._widest <= VALUES_OF_PART:
             return None
-        letters = np.frombuffer(join_lines(values), np.uint8)
-        if sum(np.count_nonzero(letters == letter) for letter in _BEFORE_ITEMS) <= limit:
+        text = join_lines(values)
+        if any(most <= VALUES_OF_PART for most in self._limits(text)):  # each takes longer than the one before
             return None
-        return letter_counts(values, _BEFORE_ITEMS) * self._widest
+        return np.fromiter((min(self._limits(value)) for value in values), np.int64, len(values))
+
+    def _limits(self, text: bytes) -> Iterator[int]:
+        """Yield numbers that arrays and maps in the text of records do not have more values than.
+
+        Each item is behind a bracket or a comma. One of several values is an object or null, and outside of maps, it is
+        not behind a name.
+        """
+        items = _items(text)
+        yield items * self._widest
+        structs = text.count(b"{") + text.count(b"null")
+        yield structs * self._widest + items
+        if not self._has_wide_maps:
+            members = sum(map(text.count, _MEMBERS))
+            yield (structs - members) * self._widest + items
 
     def _may_exceed(self, value: bytes) -> bool:
         if self._widest * len(value) <= MAX_VALUES:
             return False
-        return sum(map(value.count, _BEFORE_ITEMS)) * self._widest > values_allowed(len(value))
+        return _items(value) * self._widest > values_allowed(len(value))
 
     def _excess(self, fields: Sequence[object], value: bytes) -> RejectError | None:
         count = 0
@@ -223,10 +238,15 @@ class Precheck:
         return is_matched
 
 
-def _widest(kind: HiveType) -> int:
-    """Return the most values of an item of an array or a map in a type; 0 if it contains none."""
-    own = width_of(kind.children[-1]) if kind.kind in ("array", "map") else 0
-    return max([own, *map(_widest, kind.children)])
+def _items(text: bytes) -> int:
+    """Return a number that arrays and maps in a text do not have more items than."""
+    return sum(map(text.count, _BEFORE_ITEMS))
+
+
+def _widest(kind: HiveType, containers: Collection[str] = ("array", "map")) -> int:
+    """Return the most values of an item of an array or a map in a type; 0 if it contains none of the `containers`."""
+    own = width_of(kind.children[-1]) if kind.kind in containers else 0
+    return max([own, *(_widest(child, containers) for child in kind.children)])
 
 
 def _values_in(kind: HiveType, value: object) -> int:

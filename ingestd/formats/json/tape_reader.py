@@ -523,12 +523,15 @@ class _Columns:
         present = np.flatnonzero(~nulls)
         owners, items = self._tape.inside(tokens[present], depth)
         if kind.kind == "array":
+            others = self._others(kind.children[0], items, rows[present[owners]])
+            owners, items = owners[~others], items[~others]
             values = self._column(kind.children[0], items, rows[present[owners]], depth + 1)
             return pa.ListArray.from_arrays(offsets_of(present[owners], len(tokens)), values, type=arrow, mask=mask)
         key_type, item_type = kind.children
         keys = self._primitive(key_type).decided(self._key_texts(items), self._unit)
         valid = keys.is_valid().to_numpy(zero_copy_only=False)
         self.undecided[rows[present[owners[~valid]]]] = True
+        valid &= ~self._others(item_type, items + np.int32(2), rows[present[owners]])
         keys, owners, items = keys.filter(pa.array(valid)), owners[valid], items[valid]
         again = replaced_entries(owners, keys)
         if len(again) and key_type.kind == "string":  # other keys can be equal although their texts differ
@@ -539,6 +542,18 @@ class _Columns:
         values = self._column(item_type, items + np.int32(2), rows[present[owners]], depth + 1)
         offsets = offsets_of(present[owners], len(tokens))
         return pa.MapArray.from_arrays(offsets, keys, values, type=arrow, mask=mask)
+
+    def _others(self, kind: HiveType, tokens: Ints, rows: Ints) -> Mask:
+        """Return which items of a type are neither structs, if they must be, nor null, and reject their records.
+
+        They are not read, because each would need the memory of a struct (`RecordReader.most_values`).
+        """
+        if kind.kind != "struct":
+            return np.zeros(len(tokens), np.bool_)
+        kinds = self._tape.kind[tokens]
+        others: Mask = (kinds != OPEN_OBJECT) & ((kinds != SCALAR) | (self._tape.letters_at(tokens) != ord("n")))
+        self.rejected[rows[others]] = True
+        return others
 
     def _texts(self, tokens: Ints) -> tuple[pa.StringArray, Mask]:
         """Return the texts of strings, without quotes, and of scalars; null for _MISSING.
