@@ -18,7 +18,7 @@ import urllib.error
 import urllib.parse
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
@@ -44,9 +44,9 @@ _NOT_FOUND = 40401, 40402, 40403  # the subject, the version, the schema
 # Registries answer requests for larger ids as those for an unknown path. Only damaged records contain such ids.
 _MAX_ID = 2**31 - 1
 SchemaType = Literal["AVRO", "PROTOBUF"]
-_QUERIES: dict[SchemaType, str] = {"AVRO": "", "PROTOBUF": "?format=serialized"}
+_QUERIES: dict[SchemaType, dict[str, str]] = {"AVRO": {}, "PROTOBUF": {"format": "serialized"}}
 # Registries still return deleted schemas by their ids, but deleted versions, to which these refer, only with this.
-_WITH_DELETED: dict[SchemaType, str] = {"AVRO": "?deleted=true", "PROTOBUF": "?format=serialized&deleted=true"}
+_WITH_DELETED = {"deleted": "true"}
 _MISSING = "the registry has no {}"
 _URL_HINT = "set registry.url to the root of Confluent's REST API; for Apicurio, it ends in /apis/ccompat/v7"
 _POLL_SECONDS = 0.1
@@ -183,7 +183,7 @@ class Registry:
             if key not in self._schemas:
                 self._require_not_missing(key)
                 try:
-                    self._schemas[key] = self._awaited(f"/schemas/ids/{identifier}{_QUERIES[kind]}", kind, what)
+                    self._schemas[key] = self._awaited(_path_of(identifier, kind), kind, what)
                 except SchemaMissing as error:
                     self._remember(key, str(error))
                     raise
@@ -223,13 +223,10 @@ class Registry:
     def latest(self, subject: str, kind: SchemaType) -> RegisteredSchema:
         """Return the latest schema of a subject. Raises the errors of `schema`."""
         what = f"subject {subject}"
-        path = f"/subjects/{urllib.parse.quote(subject, safe='')}/versions/latest{_QUERIES[kind]}"
-        return self._registered(self._get(path, what), kind, what)
+        return self._registered(self._version(subject, "latest", {}, kind, what), kind, what)
 
     def _registered(self, answer: dict[str, Any], kind: SchemaType, what: str) -> RegisteredSchema:
-        actual = answer.get("schemaType", "AVRO")
-        if actual != kind:
-            raise InvalidSchema(f"{what} of the registry has the type {actual}, not {kind}")
+        _require_type(answer, kind, what)
         references = dict(self._references(answer, kind, set(), what))
         return RegisteredSchema(str(answer["schema"]), tuple(references.values()))
 
@@ -245,11 +242,28 @@ class Registry:
             if depth == _MAX_DEPTH or len(known) > _MAX_REFERENCES:
                 limits = f"at most {_MAX_REFERENCES} others, {_MAX_DEPTH} levels deep"
                 raise InvalidSchema(f"{what} of the registry refers to too many schemas; it may refer to {limits}")
-            subject = urllib.parse.quote(key[0], safe="", errors="replace")
-            path = f"/subjects/{subject}/versions/{key[1]}{_WITH_DELETED[kind]}"
-            referenced = self._get(path, f"version {key[1]} of the subject {key[0]}, to which a schema refers")
+            version = f"version {key[1]} of the subject {key[0]}, to which a schema refers"
+            referenced = self._version(key[0], str(key[1]), _WITH_DELETED, kind, version)
             yield from self._references(referenced, kind, known, what, depth + 1)
             yield key, Reference(str(reference["name"]), str(referenced["schema"]))
+
+    def _version(
+        self, subject: str, version: str, query: dict[str, str], kind: SchemaType, what: str
+    ) -> dict[str, Any]:
+        """Return the answer of the registry for a version of a subject.
+
+        For Protobuf, it is the answer for the id of that version. Confluent's registry before 7.4.8, 7.5.7, 7.6.4 and
+        7.7.2 returns descriptors only there, and elsewhere the source.
+        """
+        answer = self._get(f"/subjects/{_quoted(subject)}/versions/{version}{_query(query)}", what)
+        if not _QUERIES[kind]:
+            return answer
+        _require_type(answer, kind, what)
+        if not isinstance(answer.get("id"), int):
+            raise self._not_a_registry(self._options.url)
+        # An id belongs to one context, which is part of the name of its subjects: `:.CONTEXT:NAME`.
+        context = {"subject": subject} if subject.startswith(":.") else {}
+        return self._get(_path_of(answer["id"], kind, **context), what)
 
     def _get(self, path: str, what: str) -> dict[str, Any]:
         """Return the JSON object at a path, which describes a schema; `what` is what it describes.
@@ -330,6 +344,26 @@ class Registry:
             where=url,
             hint=_URL_HINT,
         )
+
+
+def _path_of(identifier: int, kind: SchemaType, **parameters: str) -> str:
+    return f"/schemas/ids/{identifier}{_query({**_QUERIES[kind], **parameters})}"
+
+
+def _quoted(text: str) -> str:
+    return urllib.parse.quote(text, safe="", errors="replace")
+
+
+def _query(parameters: Mapping[str, str]) -> str:
+    """Return parameters as the end of a URL."""
+    return "".join(f"{'&' if n else '?'}{name}={_quoted(text)}" for n, (name, text) in enumerate(parameters.items()))
+
+
+def _require_type(answer: dict[str, Any], kind: SchemaType, what: str) -> None:
+    """Raise InvalidSchema unless the schema of an answer is of this type."""
+    actual = answer.get("schemaType", "AVRO")
+    if actual != kind:
+        raise InvalidSchema(f"{what} of the registry has the type {actual}, not {kind}")
 
 
 def _tls(ca_file: Path | None) -> ssl.SSLContext:

@@ -17,7 +17,7 @@ from ingestd.formats.registry import Patience, Registry, RegistryOptions
 from tests.support.decoding import columns_of, reasons, rows_of
 from tests.support.patience import LIMIT
 from tests.support.protobuf import Field, class_of, file_of, message
-from tests.support.registry import RegistryServer, registry_server, serialize
+from tests.support.registry import SOURCE, RegistryServer, registry_server, serialize
 
 COLUMNS = columns_of(id="bigint", name="string")
 WRONG_HEADER = "record does not begin with the header of the framing confluent"
@@ -122,16 +122,18 @@ def test_decode_when_paths_and_schemas_are_interleaved_then_each_record_has_its_
     assert set(server.gets) == {f"/schemas/ids/{n}?format=serialized" for n in (identifier, other, 77)}
 
 
-@pytest.mark.parametrize("deleted", [(), ("unit", "item", "t-value")])
+@pytest.mark.parametrize(
+    ("unit_subject", "deleted"), [("unit", ()), ("unit", ("unit", "item", "t-value")), (":.lab:unit", ())]
+)
 def test_decode_when_schema_imports_others_then_they_are_read_by_their_names(
-    server: RegistryServer, deleted: tuple[str, ...]
+    server: RegistryServer, unit_subject: str, deleted: tuple[str, ...]
 ) -> None:
     unit = FileDescriptorProto(name="default", package="shop", syntax="proto3")
     unit.enum_type.add(name="Unit").value.add(name="PIECE", number=0)
-    register(server, unit, "unit")
+    register(server, unit, unit_subject)
     item = FileDescriptorProto(name="", package="shop", syntax="proto3", dependency=["shop/unit.proto"])
     item.message_type.append(message("Price", [Field("unit", 1, ".shop.Unit", is_enum=True), Field("n", 2, "int32")]))
-    register(server, item, "item", references=[{"name": "shop/unit.proto", "subject": "unit", "version": 1}])
+    register(server, item, "item", references=[{"name": "shop/unit.proto", "subject": unit_subject, "version": 1}])
     main = FileDescriptorProto(name="default", package="shop", syntax="proto3", dependency=["shop/item.proto"])
     main.message_type.append(message("Row", [Field("price", 1, ".shop.Price")]))
     references = [{"name": "shop/item.proto", "subject": "item", "version": 1}]
@@ -178,8 +180,7 @@ def test_decode_when_schema_is_of_another_type_or_damaged_then_record_is_rejecte
 
 
 def test_decode_when_registry_returns_the_source_then_raises_config_error(server: RegistryServer) -> None:
-    source = 'syntax = "proto3"; message Row { int64 id = 1; }'
-    identifier = server.register("t-value", {"schema": source, "schemaType": "PROTOBUF"})
+    identifier = server.register("t-value", {"schema": SOURCE, "schemaType": "PROTOBUF"})
     decoder = ProtobufOptions().decoder(COLUMNS, registry_of(server))
     with pytest.raises(ConfigError, match="the text of its source"):
         decoder.decode([framed(identifier, b"\x00", b"")])

@@ -8,24 +8,29 @@ import ssl
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 with warnings.catch_warnings(record=True):  # a library that the client imports warns of its next release
     from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
     from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
+# What the registry returns of a Protobuf schema unless its descriptor is requested.
+SOURCE = 'syntax = "proto3"; message Row { int64 id = 1; }'
 _MISSING_SCHEMA = {"error_code": 40403, "message": "Schema not found"}
 
 
 @dataclass
 class RegistryServer:
     """The content of a registry and the requests for it. If `status` is set, it is the answer to every request.
+
+    Like Confluent's registry before 7.8, it returns the descriptors of Protobuf schemas only by their ids, with
+    `format=serialized`, and else a source. Schemas of subjects `:.CONTEXT:NAME` are found by ids only with the subject.
 
     The versions of the subjects in `deleted` are returned only to requests with the parameter `deleted`. The next
     `lagging` requests are answered as by a replica that does not know any schema yet. `connections` is the number of
@@ -55,23 +60,30 @@ class RegistryServer:
             versions.append(identifier)
         return identifier
 
-    def find(self, path: list[str], *, with_deleted: bool) -> dict[str, Any] | None:
+    def find(self, path: list[str], query: Mapping[str, str]) -> dict[str, Any] | None:
         """Return the schema at `/schemas/ids/ID` or `/subjects/SUBJECT/versions/VERSION`; None for other paths.
 
         VERSION may be `latest`.
         """
-        identifier, more = 0, {}
+        identifier, more, is_by_id = 0, {}, path[:2] == ["schemas", "ids"]
         if self.lagging:
             self.lagging -= 1
             return None
-        if path[:2] == ["schemas", "ids"]:
-            identifier = int(path[2])
-        elif path[0] == "subjects" and (with_deleted or path[1] not in self.deleted):
+        if is_by_id:
+            subjects = [subject for subject, ids in self._versions.items() if int(path[2]) in ids]
+            is_known = query.get("subject") in subjects or not all(name.startswith(":.") for name in subjects)
+            identifier = int(path[2]) if is_known else 0
+        elif path[0] == "subjects" and ("deleted" in query or path[1] not in self.deleted):
             versions = self._versions.get(path[1], [])
             version = len(versions) if path[3] == "latest" else int(path[3])
             identifier = versions[version - 1] if versions else 0
             more = {"id": identifier, "subject": path[1], "version": version}
-        return {**self._schemas[identifier - 1], **more} if 0 < identifier <= len(self._schemas) else None
+        if not 0 < identifier <= len(self._schemas):
+            return None
+        found = {**self._schemas[identifier - 1], **more}
+        if found.get("schemaType") == "PROTOBUF" and not (is_by_id and query.get("format") == "serialized"):
+            found["schema"] = SOURCE
+        return found
 
     def serializer(self, schema: str, **references: str) -> AvroSerializer:
         """Return Confluent's serializer, which registers the schema. It refers to the first versions of subjects.
@@ -120,7 +132,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self.server.content.gets.append(self.path)
         if self._is_allowed():
-            found = self.server.content.find(self._parts(), with_deleted="deleted=true" in urlsplit(self.path).query)
+            found = self.server.content.find(self._parts(), dict(parse_qsl(urlsplit(self.path).query)))
             self._answer(404 if found is None else 200, _MISSING_SCHEMA if found is None else found)
 
     def do_POST(self) -> None:
