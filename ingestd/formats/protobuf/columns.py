@@ -1,7 +1,7 @@
 """The Hive columns that store the messages of Protobuf types exactly.
 
 Invariant: the decoder stores every value of a type in its column, except texts that are not UTF-8, timestamps outside
-the years 0001 to 9999, and keys of maps beyond the limits of bigint.
+the years 0001 to 9999, dates without a year, a month or a day, and keys of maps beyond the limits of bigint.
 
 | Protobuf | Hive |
 |---|---|
@@ -12,6 +12,7 @@ the years 0001 to 9999, and keys of maps beyond the limits of bigint.
 | string, enum | string |
 | bytes | binary |
 | Timestamp of google.protobuf | timestamp |
+| Date of google.type | date |
 | Duration, FieldMask, Struct, Value and ListValue of google.protobuf | string, as JSON text |
 | a wrapper, such as google.protobuf.Int64Value | the type of its value |
 | repeated, map, any other message | array, map, struct |
@@ -25,7 +26,7 @@ from dataclasses import replace
 from ingestd.formats.columnar_decoder import require_size
 from ingestd.formats.protobuf.readers import field_of, is_wrapper
 from ingestd.formats.protobuf.schema import ProtoField, ProtoType
-from ingestd.formats.protobuf.well_known import TEXT_MESSAGES, TIMESTAMP
+from ingestd.formats.protobuf.well_known import DATE, TEXT_MESSAGES, TIMESTAMP
 from ingestd.formats.registry import InvalidSchema
 from ingestd.schema import Column, HiveType
 
@@ -40,6 +41,11 @@ _KINDS = {
     **dict.fromkeys(("int32", "sint32", "sfixed32"), HiveType("int")),
     **dict.fromkeys(("int64", "sint64", "sfixed64", "uint32", "fixed32"), _BIGINT),
     **dict.fromkeys(("uint64", "fixed64"), _UNSIGNED),
+}
+_WELL_KNOWN = {
+    TIMESTAMP: HiveType("timestamp"),
+    DATE: HiveType("date"),
+    **{name: HiveType("string") for name in TEXT_MESSAGES if name != TIMESTAMP},
 }
 
 
@@ -115,10 +121,8 @@ def _value(field: ProtoField, stored: HiveType | None, path: str, outer: tuple[s
     if message is None:
         return _KINDS[field.kind]
     if stored is None or stored.kind != "struct":
-        if message.name == TIMESTAMP:
-            return HiveType("timestamp")
-        if message.name in TEXT_MESSAGES:
-            return HiveType("string")
+        if message.name in _WELL_KNOWN:
+            return _WELL_KNOWN[message.name]
         if is_wrapper(message):
             return _KINDS[message.fields[0].kind]
         if stored is not None:

@@ -15,6 +15,8 @@ that have only fields which are unknown |
 | varchar(n), char(n) | the same, up to n characters; char drops trailing spaces | longer text |
 | binary | bytes, string | |
 | timestamp | google.protobuf.Timestamp (UTC) | see below, other years than 0001 to 9999 |
+| date | google.type.Date | no year, month or day, other years than 0001 to 9999 |
+| decimal(p,s) | confluent.type.Decimal | too many digits |
 | string, varchar, char | Timestamp, Duration, FieldMask, Struct, Value and ListValue of google.protobuf: JSON text | \
 values without JSON text |
 | the type of a value | the wrapper of the value, such as google.protobuf.Int64Value | as the value |

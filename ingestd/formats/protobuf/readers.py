@@ -7,7 +7,8 @@ text, and to tell why it is a reject.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +17,17 @@ from ingestd.formats.conversions import TEXTS
 from ingestd.formats.protobuf.scalars import Leaf, leaf_of, usable, wire_of, wires_of
 from ingestd.formats.protobuf.scan import BYTES, Messages, Place, Tokens, joined, scan
 from ingestd.formats.protobuf.schema import ProtoField, ProtoType
-from ingestd.formats.protobuf.well_known import TEXT_MESSAGES, TIMESTAMP, check_text, read_text, read_timestamps
+from ingestd.formats.protobuf.well_known import (
+    DATE,
+    DECIMAL,
+    TEXT_MESSAGES,
+    TIMESTAMP,
+    check_text,
+    read_dates,
+    read_decimals,
+    read_text,
+    read_timestamps,
+)
 from ingestd.formats.row_batches import arrow_of
 from ingestd.formats.values import Ints, Mask, last_of_equal, offsets_of, spread
 from ingestd.schema import INTEGER_BITS, HiveType
@@ -254,9 +265,14 @@ class _Wrapper(MessageReader):
         scan(messages, ())
 
 
-class _Timestamp(MessageReader):
+class _WellKnown(MessageReader):
+    """Reads messages of one value with a function of `well_known`."""
+
+    def __init__(self, read: Callable[[Messages], pa.Array]) -> None:
+        self._read = read
+
     def read(self, messages: Messages) -> pa.Array:
-        return read_timestamps(messages)
+        return self._read(messages)
 
     def check(self, messages: Messages) -> None:
         scan(messages, ())
@@ -314,7 +330,11 @@ def message_reader(proto: ProtoType, hive: HiveType) -> MessageReader | None:
         leaf = leaf_of(proto.fields[0], hive)
         return _Wrapper(_Scalar(leaf, hive, nullable=False)) if leaf else None
     if proto.name == TIMESTAMP and hive.kind == "timestamp":
-        return _Timestamp()
+        return _WellKnown(read_timestamps)
+    if proto.name == DATE and hive.kind == "date":
+        return _WellKnown(read_dates)
+    if proto.name == DECIMAL and hive.kind == "decimal":
+        return _WellKnown(partial(read_decimals, hive=hive))
     if proto.name in TEXT_MESSAGES and hive.kind in TEXTS:
         return _Text(proto.name, hive)
     return StructReader(proto, hive) if hive.kind == "struct" and not proto.is_map_entry else None

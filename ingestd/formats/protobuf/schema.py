@@ -11,21 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from google.protobuf import (
-    any_pb2,
-    descriptor_pb2,
-    duration_pb2,
-    empty_pb2,
-    field_mask_pb2,
-    struct_pb2,
-    timestamp_pb2,
-    wrappers_pb2,
-)
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto, FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 
+from ingestd.formats.protobuf.known_files import KNOWN_FILES
 from ingestd.formats.registry import InvalidSchema
 
 # The name of each type of a field, as in a .proto file.
@@ -36,14 +27,11 @@ _KINDS = {
         *("sfixed32", "sfixed64", "bool", "string", "bytes", "enum", "message", "group"),
     )
 }
-_WELL_KNOWN = {
-    module.DESCRIPTOR.name: module.DESCRIPTOR.serialized_pb
-    for module in (
-        *(any_pb2, duration_pb2, empty_pb2, field_mask_pb2, struct_pb2, timestamp_pb2, wrappers_pb2),
-        descriptor_pb2,  # for files that define options of their own
-    )
-}
 _MAIN = "the schema"  # the name of a file that has none
+_UNREGISTERED = (
+    "to which the schema does not refer: register the schema with them as references,"
+    " or set format.descriptor_set and format.message"
+)
 
 Scalar = bool | int | float | bytes
 
@@ -109,7 +97,7 @@ def read_set(text: str, name: str) -> ProtoType:
         descriptors = FileDescriptorSet.FromString(_decoded(text))
     except DecodeError:
         raise InvalidSchema("it is not a set of descriptors") from None
-    return _named(_pool(descriptors.file), name)
+    return _named(_pool(descriptors.file, "which the set does not contain"), name)
 
 
 class SchemaFile:
@@ -144,7 +132,7 @@ class SchemaFile:
             names.append(messages[index].name)
             messages = messages[index].nested_type
         if self._pool is None:
-            self._pool = _pool(self._files)
+            self._pool = _pool(self._files, _UNREGISTERED)
         return _named(self._pool, ".".join(names))
 
     @_utf8_required()
@@ -194,23 +182,25 @@ def _file(text: str) -> FileDescriptorProto:
         raise InvalidSchema("it is not the descriptor of a file") from None
 
 
-def _pool(files: Iterable[FileDescriptorProto]) -> DescriptorPool:
-    """Return a pool of these files and of those that they import.
+def _pool(files: Iterable[FileDescriptorProto], missing: str) -> DescriptorPool:
+    """Return a pool of these files and of the known files that they import.
 
-    An imported file that is missing is empty: many files only define options, which have no effect on the data.
+    An imported file that is neither of them is empty: many files only define options, which have no effect on the data.
+    `missing` says of such files where they are missing, if their types are needed.
     """
     pool = DescriptorPool()
     by_name = {file.name: file for file in files}
     added: set[str] = set()
+    unknown: list[str] = []
 
     def add(name: str) -> None:
         if name in added:
             return
         added.add(name)
-        file = by_name.get(name)
+        file = by_name.get(name) or KNOWN_FILES.get(name)
         if file is None:
-            known = _WELL_KNOWN.get(name)
-            file = FileDescriptorProto.FromString(known) if known else FileDescriptorProto(name=name)
+            unknown.append(name)
+            file = FileDescriptorProto(name=name)
         for imported in file.dependency:
             add(imported)
         pool.Add(file)
@@ -219,7 +209,8 @@ def _pool(files: Iterable[FileDescriptorProto]) -> DescriptorPool:
         for name in by_name:
             add(name)
     except TypeError as error:
-        raise InvalidSchema(f"its descriptors are not valid: {error}") from None
+        imports = f"; it imports {', '.join(unknown)}, {missing}" if unknown else ""
+        raise InvalidSchema(f"its descriptors are not valid: {error}{imports}") from None
     except RecursionError:
         raise InvalidSchema("its imports nest too deeply") from None
     return pool
