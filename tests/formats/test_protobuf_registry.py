@@ -16,7 +16,7 @@ from ingestd.formats.protobuf.options import ProtobufOptions
 from ingestd.formats.registry import Patience, Registry, RegistryOptions
 from tests.support.decoding import columns_of, reasons, rows_of
 from tests.support.patience import LIMIT
-from tests.support.protobuf import Field, class_of, file_of, message
+from tests.support.protobuf import Field, class_of, file_of, message, set_of
 from tests.support.registry import SOURCE, RegistryServer, registry_server, serialize
 
 COLUMNS = columns_of(id="bigint", name="string")
@@ -184,6 +184,33 @@ def test_decode_when_registry_returns_the_source_then_raises_config_error(server
     decoder = ProtobufOptions().decoder(COLUMNS, registry_of(server))
     with pytest.raises(ConfigError, match="the text of its source"):
         decoder.decode([framed(identifier, b"\x00", b"")])
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_decode_when_the_descriptors_are_configured_then_the_registry_is_not_asked(count: int) -> None:
+    item = class_of(FILE, "Outer.Item")(id=8, name="x").SerializeToString()
+    records = [
+        framed(5, b"\x04\x02\x00", item),
+        framed(2**31, b"\x04\x02\x00", item),
+        framed(5, b"\x00", item),
+        framed(5, b"\x04\x02\x02", item),
+        item,
+        framed(5, b"\x04", b""),
+    ]
+    options = ProtobufOptions(descriptor_set=set_of(FILE), message="shop.Outer.Item")
+
+    decoded = options.decoder(COLUMNS).decode(records * count)
+
+    assert not options.uses_registry
+    assert options.columns(None, ["t"]) == tuple(COLUMNS)
+    assert rows_of(decoded) == [{"id": 8, "name": "x"}] * 2 * count
+    wanted = [
+        (2, "", "the record has a message of the index path 0, but that of shop.Outer.Item is 1, 0"),
+        (3, "", "the record has a message of the index path 1, 1, but that of shop.Outer.Item is 1, 0"),
+        (4, "", WRONG_HEADER),
+        (5, "", WRONG_HEADER),
+    ]
+    assert reasons(decoded) == [(row + len(records) * n, *more) for n in range(count) for row, *more in wanted]
 
 
 def test_decode_when_serializer_is_confluents_then_rows_are_exact(server: RegistryServer) -> None:

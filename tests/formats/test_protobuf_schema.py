@@ -62,10 +62,10 @@ def test_schema_when_it_defines_options_then_it_is_read() -> None:
 @pytest.mark.parametrize(
     ("options", "fault"),
     [
-        ({"message": "a.B"}, ".message: has no effect with framing: confluent"),
-        ({"descriptor_set": "CgA="}, ".descriptor_set: has no effect with framing: confluent"),
-        ({"framing": "none", "message": "a.B"}, ".descriptor_set: is missing"),
-        ({"framing": "none", "descriptor_set": "CgA="}, ".message: is missing"),
+        ({"message": "a.B"}, ".descriptor_set: is missing, but descriptor_set and message are needed together"),
+        ({"descriptor_set": "CgA="}, ".message: is missing, but descriptor_set and message are needed together"),
+        ({"framing": "none"}, ".descriptor_set: is missing, but records with framing: none do not name their type"),
+        ({"framing": "none", "descriptor_set": "CgA="}, ".message: is missing, but records with framing: none"),
         (
             {"framing": "none", "message": "a.B", "descriptor_set": "CgA="},
             ".descriptor_set: does not describe the message a.B: it has no message a.B",

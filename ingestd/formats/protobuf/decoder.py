@@ -62,7 +62,9 @@ from ingestd.schema import Column
 
 
 class Types(Protocol):
-    """The types of the messages in records."""
+    """The types of the messages in records. They depend on the ids of schemas, or only on index paths."""
+
+    by_id: bool
 
     def find(self, key: Key) -> ProtoType:
         """Return the type of this schema and index path. Raises InvalidSchema if there is none."""
@@ -97,7 +99,7 @@ class ProtobufDecoder(ColumnarDecoder[Key]):
 
     def groups(self, records: Records) -> Iterator[tuple[Key, Ints, Ints]]:
         """See `ColumnarDecoder`."""
-        return groups(records, self._framing)
+        return groups(records, self._framing, by_id=self._types.by_id)
 
     def find_reader(self, key: Key) -> ReadRows:
         """See `ColumnarDecoder`."""

@@ -24,10 +24,10 @@ _HEADER = 5  # bytes before the index path
 _MAX_INDEXES = 32  # more levels of nested types do not occur
 
 
-def groups(records: Records, framing: Framing) -> Iterator[tuple[Key, Ints, Ints]]:
+def groups(records: Records, framing: Framing, *, by_id: bool) -> Iterator[tuple[Key, Ints, Ints]]:
     """Yield the id and the index path of each type, the indexes of its records in order, and the starts of their data.
 
-    A record with a damaged header fails.
+    A record with a damaged header fails. Unless records are grouped `by_id`, all ids are 0.
     """
     starts = records.ends - records.sizes
     if framing == "none":
@@ -37,7 +37,8 @@ def groups(records: Records, framing: Framing) -> Iterator[tuple[Key, Ints, Ints
     at = np.where(ok, starts + _HEADER, starts)
     count, at = _index(records, at, ok)
     ok &= (count >= 0) & (count <= _MAX_INDEXES)
-    columns = [records.words(">u4", np.minimum(starts + 1, records.ends)).astype(np.int64), count]
+    ids = records.words(">u4", np.minimum(starts + 1, records.ends)).astype(np.int64)
+    columns = [ids if by_id else np.zeros_like(ids), count]
     for place in range(int(count[ok].max(initial=0))):
         has = ok & (count > place)
         index, behind = _index(records, at, has)

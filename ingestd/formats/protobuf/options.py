@@ -13,8 +13,8 @@ from ingestd.errors import ConfigError
 from ingestd.formats.columnar_decoder import joined_columns, no_columns
 from ingestd.formats.protobuf.columns import row_of
 from ingestd.formats.protobuf.decoder import ProtobufDecoder, Types
-from ingestd.formats.protobuf.framing import Framing, Key
-from ingestd.formats.protobuf.schema import ProtoType, SchemaFile, is_descriptor, read_set
+from ingestd.formats.protobuf.framing import ONLY_TYPE, Framing, Key
+from ingestd.formats.protobuf.schema import ProtoType, SchemaFile, is_descriptor, path_in_set, read_set
 from ingestd.formats.record_decoder import TombstonesKey
 from ingestd.formats.registry import InvalidSchema, RegisteredSchema, Registry, SchemaMissing
 from ingestd.formats.unmatched import UnmatchedKey
@@ -24,7 +24,7 @@ from ingestd.schema import Column
 
 @dataclass(frozen=True, slots=True)
 class ProtobufOptions:
-    """A record is one Protobuf message. `framing` says how its type is found: in the registry, or by `message`."""
+    """A record is one Protobuf message. Its type is in the registry, unless `descriptor_set` and `message` are set."""
 
     type: Annotated[Literal["protobuf"], Doc("Each record is one Protobuf message.")] = "protobuf"
     tombstones: TombstonesKey = "stop"
@@ -32,26 +32,26 @@ class ProtobufOptions:
         Framing, Doc("How a record names its type: by an id of the registry and an index path (confluent), or not.")
     ] = "confluent"
     descriptor_set: Annotated[
-        str | None, Doc("The descriptors of records without a header, which protoc writes, as Base64 text.")
+        str | None,
+        Doc(
+            "The descriptors of all records, which protoc writes, as Base64 text; without them, the registry has them."
+        ),
     ] = None
-    message: Annotated[str | None, Doc("The full name of the type of records without a header.")] = None
+    message: Annotated[str | None, Doc("The full name of the type of all records, with descriptor_set.")] = None
     unmatched: UnmatchedKey = "reject"
 
     def __post_init__(self) -> None:
-        """Raise ConfigError unless the message is described if, and only if, records do not name their type."""
-        for key, value in (("descriptor_set", self.descriptor_set), ("message", self.message)):
-            if self.uses_registry and value is not None:
-                raise ConfigError(
-                    f"has no effect with framing: {self.framing}, because the registry has the types of all records",
-                    where=f".{key}",
-                    hint="remove it, or set framing: none",
-                )
-            if not self.uses_registry and value is None:
-                raise ConfigError(
-                    f"is missing, but records with framing: {self.framing} do not name their type",
-                    where=f".{key}",
-                    hint="set descriptor_set and message, or framing: confluent",
-                )
+        """Raise ConfigError unless the message is described, which it must be if records have no header."""
+        missing = [key for key in ("descriptor_set", "message") if getattr(self, key) is None]
+        if missing and not self.uses_registry:
+            reason = "records with framing: none do not name their type"
+            if self.framing == "confluent":
+                reason = "descriptor_set and message are needed together"
+            raise ConfigError(
+                f"is missing, but {reason}",
+                where=f".{missing[0]}",
+                hint="set descriptor_set and message, or framing: confluent, with which the registry has the types",
+            )
         if self.descriptor_set is not None and self.message is not None:
             try:
                 read_set(self.descriptor_set, self.message)
@@ -66,7 +66,7 @@ class ProtobufOptions:
     @property
     def uses_registry(self) -> bool:
         """Whether the types of the records are in the registry."""
-        return self.framing == "confluent"
+        return self.framing == "confluent" and self.descriptor_set is None and self.message is None
 
     def decoder(self, columns: Sequence[Column], registry: Registry | None = None) -> ProtobufDecoder:
         """Return a decoder of records into these columns. Raises ConfigError if it needs a registry and has none."""
@@ -100,22 +100,33 @@ class ProtobufOptions:
 
     def _types(self, registry: Registry | None) -> Types:
         if self.descriptor_set is not None and self.message is not None:
-            return _Configured(read_set(self.descriptor_set, self.message))
+            kind = read_set(self.descriptor_set, self.message)
+            has_path = self.framing == "confluent"
+            return _Configured(kind, path_in_set(self.descriptor_set, self.message) if has_path else ONLY_TYPE[1])
         return _Registered(Registry.required(registry))
 
 
 class _Configured:
-    """The type of all records; see `decoder.Types`."""
+    """The type of all records, and the index path with which they name it; see `decoder.Types`."""
 
-    def __init__(self, kind: ProtoType) -> None:
-        self._kind = kind
+    by_id = False
 
-    def find(self, _key: Key) -> ProtoType:
+    def __init__(self, kind: ProtoType, path: tuple[int, ...]) -> None:
+        self._kind, self._path = kind, path
+
+    def find(self, key: Key) -> ProtoType:
+        if key[1] != self._path:
+            given, wanted = (", ".join(map(str, path)) for path in (key[1], self._path))
+            raise InvalidSchema(
+                f"the record has a message of the index path {given}, but that of {self._kind.name} is {wanted}"
+            )
         return self._kind
 
 
 class _Registered:
     """The types of the registry; see `decoder.Types`. Raises the errors of `Registry.schema`."""
+
+    by_id = True
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -150,6 +161,7 @@ def _schema_file(schema: RegisteredSchema, what: str) -> SchemaFile:
         raise ConfigError(
             f"the registry does not return the descriptors of {what}, but the text of its source",
             where="registry.url",
-            hint="use a registry whose API has the parameter format=serialized",
+            hint="set format.descriptor_set and format.message, or use a registry whose API has the parameter"
+            " format=serialized",
         )
     return SchemaFile(schema.text, [(reference.name, reference.text) for reference in schema.references])

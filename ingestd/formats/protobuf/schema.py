@@ -93,11 +93,27 @@ def _utf8_required() -> Iterator[None]:
 @_utf8_required()
 def read_set(text: str, name: str) -> ProtoType:
     """Return the type of a name from the Base64 text of a FileDescriptorSet. Raises InvalidSchema."""
+    return _named(_pool_of_set(text), name)
+
+
+def path_in_set(text: str, name: str) -> tuple[int, ...]:
+    """Return the index path of a message, which `read_set` has found: see `SchemaFile.find`."""
+    path: list[int] = []
+    message: Descriptor | None = _pool_of_set(text).FindMessageTypeByName(name)
+    while message is not None:
+        outer = message.containing_type
+        names = outer.nested_types_by_name if outer else message.file.message_types_by_name
+        path.insert(0, list(names).index(message.name))
+        message = outer
+    return tuple(path)
+
+
+def _pool_of_set(text: str) -> DescriptorPool:
     try:
         descriptors = FileDescriptorSet.FromString(_decoded(text))
     except DecodeError:
         raise InvalidSchema("it is not a set of descriptors") from None
-    return _named(_pool(descriptors.file, "which the set does not contain"), name)
+    return _pool(descriptors.file, "which the set does not contain")
 
 
 class SchemaFile:
