@@ -237,6 +237,12 @@ def test_proposed_columns_then_have_the_narrowest_type_that_stores_every_value()
             "a bigint",
         ),
         (_records({"schema": {}, "payload": {"a": [1]}}), {"type": "json", "envelope": "connect"}, "a array<bigint>"),
+        ([b'\0\0\0\0\1{"a": 1}', b"x"], {"type": "json", "framing": "confluent"}, "a bigint"),
+        (
+            [b'\0\0\0\0\1[{"a": "2026-01-01"}]'],
+            {"type": "json", "framing": "confluent", "records": "array"},
+            "a date",
+        ),
         ([b'1,"a,b"', b"2.5,"], {"type": "csv", "field_delimiter": ",", "fields": ["c1", "c2"]}, "c1 double, "),
         ([b"7\x01true"], {"type": "delimited", "field_delimiter": "1", "fields": ["c1", "c2"]}, "c1 bigint, "),
         ([b"started", b"ready; 1 worker"], {"type": "text"}, "line string"),
@@ -270,6 +276,12 @@ def test_proposal_when_records_name_a_schema_then_the_registry_tells_the_format_
         identifier = server.register("topic-value", {"schema": json.dumps(avro)})
         found = propose([b"\0" + identifier.to_bytes(4, "big") + b"\2"], None, registry, "topic")
         assert (found.format, [str(column.type) for column in found.columns]) == ({"type": "avro"}, ["bigint"])
+        found = propose([b"\0" + identifier.to_bytes(8, "big") + b"\2"], None, registry, "topic")
+        assert found.format == {"type": "avro", "framing": "apicurio"}
+        assert [column.name for column in found.columns] == ["id"]
+        assert "make sure that they are content ids" in found.note
+        found = propose([b"\0" + bytes(6) + b"\1\2\3"], None, registry, "topic")
+        assert (found.format, "no Avro or Protobuf schema 258" in found.note) == (None, True)
         deep: Any = "long"
         for level in range(9):
             deep = {"type": "record", "name": f"r{level}", "fields": [{"name": "a", "type": deep}]}

@@ -39,6 +39,7 @@ import pyarrow as pa
 from ingestd.formats.decoder import Reject, RejectError, TooManyValues
 from ingestd.formats.json import inference
 from ingestd.formats.json.arrow_reader import ArrowReader
+from ingestd.formats.json.header import Framing, text_of, texts_of
 from ingestd.formats.json.layout import PLAIN, Layout
 from ingestd.formats.json.record import Precheck, RecordReader
 from ingestd.formats.json.tape import Mask, Places
@@ -61,14 +62,22 @@ _FEW = 64  # this many records are decoded faster one by one than as columns
 class JsonDecoder(RecordDecoder):
     """Decodes JSON objects into the given columns, in that order; see `RecordDecoder` for `tombstones`.
 
-    `layout` changes where the columns are in a record (`layout`, `envelope`), the notations of timestamps
-    (`timestamp_formats`), the rules for all values (`lenient`), or those for records none of whose fields is a column
-    (`rejects_unmatched`).
+    `framing` says what precedes the JSON text (`header`). `layout` changes where the columns are in a record (`layout`,
+    `envelope`), the notations of timestamps (`timestamp_formats`), the rules for all values (`lenient`), or those for
+    records none of whose fields is a column (`rejects_unmatched`).
     """
 
-    def __init__(self, columns: Sequence[Column], layout: Layout = PLAIN, *, tombstones: Tombstones = "stop") -> None:
+    def __init__(
+        self,
+        columns: Sequence[Column],
+        layout: Layout = PLAIN,
+        *,
+        framing: Framing = "none",
+        tombstones: Tombstones = "stop",
+    ) -> None:
         super().__init__(columns, tombstones=tombstones)
         self._layout = layout
+        self._is_framed = framing != "none"
         self._is_plain = replace(layout, rejects_unmatched=False) == PLAIN
         self._arrow = ArrowReader(columns, layout.matching(columns))
         self._tape = TapeReader(columns, layout)
@@ -80,6 +89,14 @@ class JsonDecoder(RecordDecoder):
 
     def decode_batch(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, RejectReasons]:
         """See `RecordDecoder`. Raises NotColumnar only for a single record, which may have too many values."""
+        if not self._is_framed:
+            return self._decode_texts(values)
+        texts, others = texts_of(values)
+        batch, rejects = self._decode_texts(texts)
+        return batch, {**rejects, **dict.fromkeys(others)}
+
+    def _decode_texts(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, RejectReasons]:
+        """Decode JSON texts; see `decode_batch`."""
         most = self._records.most_values(values)
         if most is not None:
             if len(values) > 1:
@@ -108,24 +125,31 @@ class JsonDecoder(RecordDecoder):
 
     def decode_record(self, value: bytes) -> Row:
         """See `RecordDecoder`."""
-        return self._records.row(value)
+        return self._records.row(text_of(value) if self._is_framed else value)
 
     def check(self, value: bytes) -> Reject | None:
         """See `RecordDecoder`."""
-        return None if self._is_plain and self._precheck.accepts(value) else super().check(value)
+        is_quick = self._is_plain and not self._is_framed
+        return None if is_quick and self._precheck.accepts(value) else super().check(value)
 
     def absent_columns(self, values: Sequence[bytes]) -> frozenset[str]:
         """See `RecordDecoder`."""
-        return frozenset(self.columns[index].name for index in self._tape.absent(values))
+        return frozenset(self.columns[index].name for index in self._tape.absent(self._texts(values)))
 
     def needed_columns(self, values: Sequence[bytes], others: Collection[str]) -> tuple[Column, ...]:
         """See `Evolving`."""
-        self._fields_so_far = inference.joined(self._fields_so_far, self._fields(values))
+        self._fields_so_far = inference.joined(self._fields_so_far, self._fields(self._texts(values)))
         return inference.needed(self._fields_so_far, self.columns, others)
 
     def unstored_fields(self, values: Sequence[bytes], others: Collection[str]) -> tuple[str, ...]:
         """See `RecordDecoder`."""
-        return inference.unstored_fields(self._fields(values), self._layout.stored_type(self.columns), others)
+        return inference.unstored_fields(
+            self._fields(self._texts(values)), self._layout.stored_type(self.columns), others
+        )
+
+    def _texts(self, values: Sequence[bytes]) -> Sequence[bytes]:
+        """Return the JSON texts of records; that of a record without the header of the framing is empty."""
+        return texts_of(values)[0] if self._is_framed else values
 
     def _fields(self, values: Sequence[bytes]) -> HiveType:
         """Return the fields of all rows, except those that are rejects because they have no member of a column."""
@@ -188,7 +212,7 @@ class JsonDecoder(RecordDecoder):
 
     def _decode_one(self, value: bytes) -> Row | RejectError:
         try:
-            row = self.decode_record(value)
+            row = self._records.row(value)
             self._timestamps.of(row)
         except RejectError as error:
             return error

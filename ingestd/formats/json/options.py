@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from ingestd.errors import ConfigError
 from ingestd.formats.json.decoder import JsonDecoder
 from ingestd.formats.json.envelope import DELETE, INSERTS, UPDATE, Envelope
+from ingestd.formats.json.header import Framing
 from ingestd.formats.json.layout import Layout, parse_path
 from ingestd.formats.json.several import SeveralDecoder
 from ingestd.formats.json.timestamp_formats import DEFAULT_FORMATS, parse_format
@@ -63,6 +64,10 @@ class JsonOptions:
     deletes: Annotated[
         Changes, Doc("Whether the state of a row before its delete is a row, or the delete a reject; for debezium.")
     ] = "reject"
+    framing: Annotated[
+        Framing,
+        Doc("What precedes the JSON text: nothing, or the header of a schema registry (confluent), which is ignored."),
+    ] = "none"
     records: Annotated[
         Literal["object", "array", "lines"],
         Doc("What a record contains: one object, an array of objects, or one object per line. Each object is a row."),
@@ -114,5 +119,5 @@ class JsonOptions:
             paths, self.envelope, self.timestamp_formats, self.lenient, operations, self.unmatched == "reject"
         )
         if self.records == "object":
-            return JsonDecoder(columns, layout, tombstones=self.tombstones)
-        return SeveralDecoder(columns, self.records, layout, tombstones=self.tombstones)
+            return JsonDecoder(columns, layout, framing=self.framing, tombstones=self.tombstones)
+        return SeveralDecoder(columns, self.records, layout, framing=self.framing, tombstones=self.tombstones)

@@ -14,6 +14,7 @@ import numpy as np
 
 from ingestd.formats.decoder import VALUES_OF_PART, RejectError, join_lines, total_bytes
 from ingestd.formats.json.envelope import AFTER, BEFORE, envelope_in, event_of, has_logical_types
+from ingestd.formats.json.header import may_be_framed
 from ingestd.formats.json.layout import PLAIN, Layout, find
 from ingestd.formats.json.nested import FieldIndexes, converter, primitive
 from ingestd.formats.json.types import InvalidValue, Number
@@ -335,9 +336,11 @@ def _parse_any(value: bytes, parse: Callable[[str], object]) -> object:
         raise RejectError("", f"JSON is nested deeper than {MAX_DEPTH} levels")
     try:
         return parse(value.decode())
-    except UnicodeDecodeError as error:
-        raise RejectError("", f"record is not UTF-8 (byte {error.start})") from None
-    except ValueError as error:
+    except ValueError as error:  # including UnicodeDecodeError
+        if may_be_framed(value):
+            raise RejectError("", "record has the header of a schema registry: set format.framing: confluent") from None
+        if isinstance(error, UnicodeDecodeError):
+            raise RejectError("", f"record is not UTF-8 (byte {error.start})") from None
         raise RejectError("", f"record is not JSON: {error}") from None
     except RecursionError:
         raise RejectError("", f"JSON is nested deeper than {MAX_DEPTH} levels") from None

@@ -29,6 +29,7 @@ from ingestd.formats.decoder import (
     without_tombstones,
 )
 from ingestd.formats.json.decoder import JsonDecoder
+from ingestd.formats.json.header import Framing, no_header, texts_of
 from ingestd.formats.json.layout import PLAIN, Layout
 from ingestd.formats.json.record import array_fault
 from ingestd.formats.json.tape import OPEN_ARRAY, OPEN_OBJECT, Tape
@@ -68,9 +69,11 @@ class SeveralDecoder(JsonDecoder):
         several: Several,
         layout: Layout = PLAIN,
         *,
+        framing: Framing = "none",
         tombstones: Tombstones = "stop",
     ) -> None:
-        super().__init__(columns, layout, tombstones=tombstones)
+        super().__init__(columns, layout, tombstones=tombstones)  # of objects, which have no header
+        self._has_header = framing != "none"
         self._split: Callable[[Sequence[bytes]], Objects] = _elements if several == "array" else _lines
         self._place = _PLACES[several]
 
@@ -92,7 +95,7 @@ class SeveralDecoder(JsonDecoder):
         return super().unstored_fields(self._objects(values), others)
 
     def _objects(self, values: Sequence[bytes]) -> Sequence[bytes]:
-        text = self._split(values).text if values else b""
+        text = self._split(self._contents(values)[0]).text if values else b""
         return Lines(text) if text else []
 
     def decode(self, values: Sequence[bytes | None]) -> DecodeResult:
@@ -102,8 +105,10 @@ class SeveralDecoder(JsonDecoder):
             return self._with_tombstones(values, records)
         if not records:
             return DecodeResult([], [], 0)
-        objects = self._split(records)
-        excess = self._excess(objects, records)
+        contents, others = self._contents(records)
+        objects = self._split(contents)
+        objects.rejects.update((record, no_header()) for record in others)
+        excess = self._excess(objects, contents)
         if excess is not None:
             return DecodeResult([], [Reject.of(0, records[0], excess.column, excess.reason)], 0, np.zeros(0, np.int64))
         batches: list[pa.RecordBatch] = []
@@ -130,6 +135,10 @@ class SeveralDecoder(JsonDecoder):
 
         rejects = LazyRejects(np.sort(np.fromiter(causes, np.int64, len(causes))), create)
         return DecodeResult(batches, [], 0, np.concatenate(owners)).with_rejects(rejects, records)
+
+    def _contents(self, values: Sequence[bytes]) -> tuple[Sequence[bytes], Sequence[int]]:
+        """Return the texts of records, and the indexes of those without the header of the framing."""
+        return texts_of(values) if self._has_header else (values, ())
 
     def _excess(self, objects: Objects, records: Sequence[bytes]) -> RejectError | None:
         """Return the reject of a record whose objects have too many values as rows; None if it has not.

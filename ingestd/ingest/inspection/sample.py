@@ -20,6 +20,7 @@ from ingestd.errors import ConfigError, encodable
 from ingestd.formats.avro.options import AvroOptions
 from ingestd.formats.decoder import ConstraintDecoder, decode_in_parts, without_tombstones
 from ingestd.formats.json.envelope import envelope_of
+from ingestd.formats.json.header import texts_of
 from ingestd.formats.json.layout import PLAIN
 from ingestd.formats.json.options import JsonOptions
 from ingestd.formats.options import FormatOptions, decoder_of, schema_columns
@@ -30,7 +31,11 @@ from ingestd.kafka.admin import Broker
 from ingestd.kafka.ranges import OffsetRange
 from ingestd.schema import Column, HiveType, is_virtual
 
-_HEADER = 5  # bytes of the header of a schema registry
+_HEADER, _LONG_HEADER = 5, 9  # bytes of the header of a schema registry, with an id of 4 or 8 bytes
+_LONG_IDS = (
+    "The ids of schemas have 8 bytes, as those of Apicurio before version 3; make sure that they are content ids"
+    " (docs/formats.md)."
+)
 _RECORDS = 200
 _COLUMN = re.compile(r"[a-z][a-z0-9_]{0,127}")
 _STRING, _BINARY = HiveType("string"), HiveType("binary")
@@ -150,10 +155,9 @@ def _propose(
     values = without_tombstones(sample)
     if not values:
         return Proposal({})
-    if (keys := _json_format(values, table)) is not None:
-        columns = _columns(values, JsonOptions(**keys)) if table is None else ()  # type: ignore[arg-type]  # its keys
-        note = _ENVELOPES.get(keys.get("envelope", ""), "")
-        return Proposal({"type": "json", **keys} if keys else {}, columns, note)
+    for documents, framing in ((values, {}), (texts_of(values)[0], {"framing": "confluent"})):
+        if (keys := _json_format(documents, table)) is not None:
+            return _json(values, {**framing, **keys}, table)
     if _most(len(value) > _HEADER and value.startswith(_CONFLUENT) for value in values):
         return _registered(values, table, registry, topic)
     if _most(value.startswith(_SINGLE_OBJECT) for value in values):
@@ -163,6 +167,12 @@ def _propose(
     if len(texts) < _LARGE_SHARE * len(values):
         return _whole("binary", Column("value", _BINARY), table)
     return _delimited(texts, table) or _whole("text", Column("line", _STRING), table)
+
+
+def _json(values: Sequence[bytes], keys: Mapping[str, str], table: Sequence[Column] | None) -> Proposal:
+    """Return the format of JSON records with these options."""
+    columns = _columns(values, JsonOptions(**keys)) if table is None else ()  # type: ignore[arg-type]  # its keys
+    return Proposal({"type": "json", **keys} if keys else {}, columns, _ENVELOPES.get(keys.get("envelope", ""), ""))
 
 
 def _json_format(values: Sequence[bytes], table: Sequence[Column] | None) -> dict[str, str] | None:
@@ -192,18 +202,31 @@ def _registered(
     if registry is None:
         what = "The records have the header of a schema registry. Name it with --set registry.url=URL"
         return Proposal(None, note=f"{what}, so that the format can be found.")
-    identifier = Counter(int.from_bytes(value[1:_HEADER], "big") for value in values).most_common(1)[0][0]
-    for options in (AvroOptions(), ProtobufOptions()):
+    identifier = _id_in(values, _HEADER)
+    if not identifier and (long_identifier := _id_in(values, _LONG_HEADER)):  # registries count from 1
+        identifier = long_identifier
+        candidates: tuple[AvroOptions | ProtobufOptions, ...] = (AvroOptions(framing="apicurio"),)
+    else:
+        candidates = AvroOptions(), ProtobufOptions()
+    for options in candidates:
+        keys = {"type": options.type} | ({} if options.framing == "confluent" else {"framing": options.framing})
+        note = "" if options.framing == "confluent" else _LONG_IDS
         try:
             registry.schema(identifier, "AVRO" if options.type == "avro" else "PROTOBUF")
             columns = () if table is not None else schema_columns(options, registry, [topic])
         except InvalidSchema:
             continue
         except ConfigError as error:
-            return Proposal({"type": options.type}, note=f"The columns of a table are not proposed: {error.what}.")
-        return Proposal({"type": options.type}, columns)
+            why = f"The columns of a table are not proposed: {error.what}."
+            return Proposal(keys, note=f"{note} {why}".lstrip())
+        return Proposal(keys, columns, note)
     what = f"The records have the header of a schema registry, which has no Avro or Protobuf schema {identifier}."
     return Proposal(None, note=what)
+
+
+def _id_in(values: Sequence[bytes], header: int) -> int:
+    """Return the most frequent id in headers of this many bytes, the first of which is no part of it."""
+    return Counter(int.from_bytes(value[1:header], "big") for value in values).most_common(1)[0][0]
 
 
 def _delimited(texts: Sequence[str], table: Sequence[Column] | None) -> Proposal | None:
