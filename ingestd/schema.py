@@ -37,8 +37,9 @@ _WIDER = {"float": ("float", "double"), "char": ("char", "varchar")}
 _SIZED = re.compile(r"(varchar|char|decimal)\s*(?:\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\))?")
 _COMPLEX = re.compile(r"(array|map|struct)\s*<(.*)>", re.DOTALL)
 _ARITY = {"array": 1, "map": 2}
-_REASONS = {  # HIVE-30020
+_REASONS = {  # by the text before `<`
     "timestamp with local time zone": ": in ORC files, Hive loses its values and cannot read them (HIVE-30020)",
+    "uniontype": ": except in Avro, a record does not say which of these types a value has",
 }
 # Names that Hive refuses as an "Invalid column name" (VirtualColumn.VIRTUAL_COLUMN_NAMES of Hive 4.0.1 and 4.2.0): not
 # the whole enumeration, because HiveServer2 reads a column snapshot__id.
@@ -91,7 +92,8 @@ class HiveType:
             return cls(kind, length=int(first or (255 if kind == "char" else 65535)))
         if match := _COMPLEX.fullmatch(text):
             return cls._complex(match[1], _parts(match[2]), text, column)
-        raise _unusable(f"type {text} is not supported{_REASONS.get(text, '')}", column)
+        reason = _REASONS.get(text.partition("<")[0].strip(), "")
+        raise _unusable(f"type {text} is not supported{reason}", column)
 
     @classmethod
     def _complex(cls, kind: str, parts: list[str], text: str, column: str) -> HiveType:

@@ -240,7 +240,7 @@ def test_check_online_then_confirms_each_item_or_says_how_to_fix_it(run: Run, on
         (f"mapping lost, topic {name}-none", "does not exist", "create the topic"),
         ("mapping nowhere, table", "does not exist", "create the table"),
         ("mapping bytes, table", "binary cannot be a bucket column", "CLUSTERED BY columns of another type"),
-        ("mapping union, table", "uniontype<int,string> is not supported", "use "),
+        ("mapping union, table", "uniontype<int,string> is not supported: except in Avro", "use "),
         ("mapping insert_only, table", "has the input format", "create it STORED AS ORC"),
         ("mapping sorted, table", "is SORTED BY columns", "recreate it without"),
         ("mapping external, table", "is not a transactional table", "transactional"),

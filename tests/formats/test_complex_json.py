@@ -51,8 +51,8 @@ def test_parse_when_type_is_complex_then_children_and_names_are_set() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("uniontype<int,string>", "type uniontype<int,string> is not supported"),
-        ("array<uniontype<int>>", "type uniontype<int> is not supported"),
+        ("uniontype<int,string>", "type uniontype<int,string> is not supported: except in Avro, a record does not say"),
+        ("array<uniontype<int>>", "type uniontype<int> is not supported: except in Avro, a record does not say"),
         ("struct<a:timestamp with local time zone>", "Hive loses its values and cannot read them (HIVE-30020)"),
         ("array<interval_day_time>", "type interval_day_time is not supported"),
         ("map<array<int>,int>", "has map keys that are not primitive"),
