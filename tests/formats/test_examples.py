@@ -16,10 +16,12 @@ from typing import Any, get_args
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.protobuf.json_format import Parse
+from jsonschema import Draft202012Validator
 
 import ingestd
 from ingestd.acid.hive_text import hive_text
 from ingestd.config.document import Document, load
+from ingestd.config.schema import json_schema
 from ingestd.config.validation import type_name
 from ingestd.errors import InvalidTable
 from ingestd.formats.options import FormatOptions, decoder_of
@@ -133,20 +135,36 @@ def test_format_when_it_does_not_fit_the_table_then_load_target_names_the_mappin
     assert faults[1].startswith("format.column: column id has the type int, which cannot store the whole value →")
 
 
-# Prints the rows of the records in the standard input, by the mapping of a configuration.
+# Decodes the records in the standard input as a task of the stage does, whose rules come to it pickled, by the mapping
+# of a configuration. Prints the number of rejects, the rows, and the JSON Schema of the configuration.
 DECODE = """
-import json, pathlib, sys
-from ingestd.config.document import load
+import json, pathlib, pickle, sys
+import numpy as np
+from ingestd.acid.encoding import Encoding
+from ingestd.acid.routing import Shape
+from ingestd.config.document import Document, load
+from ingestd.config.schema import json_schema
+from ingestd.ingest.rows.partitioning import Partitioning
+from ingestd.ingest.rows.transform import Decoding
+from ingestd.ingest.stage.task import RecordRules
+from ingestd.kafka.reader import Batch
 from ingestd.schema import Column, HiveType
-columns = [Column(name, HiveType.parse(kind)) for name, kind in json.loads(sys.argv[2])]
-decoder = load([pathlib.Path(sys.argv[1])]).mappings[0].format.decoder(columns)
-result = decoder.decode(sys.stdin.buffer.read().splitlines())
-rows = [list(row.values()) for batch in result.batches for row in batch.to_pylist()]
-print(json.dumps([len(result.rejects), [["NULL" if value is None else str(value) for value in row] for row in rows]]))
+columns = tuple(Column(name, HiveType.parse(kind)) for name, kind in json.loads(sys.argv[2]))
+options = load([pathlib.Path(sys.argv[1])]).mappings[0]
+shape = Shape(columns, (), None, Encoding())
+decoding = Decoding.of(shape, Partitioning.of(shape, options.partition), options)
+rules = pickle.loads(pickle.dumps(RecordRules.of(options, decoding)))
+values = sys.stdin.buffer.read().splitlines()
+offsets = np.arange(len(values), dtype=np.int64)
+batch = Batch(options.topics[0], values, np.zeros(len(values), np.int32), offsets, sum(map(len, values)))
+result = rules.decoding.decoder(rules.format, None).decode(batch)
+rows = [list(row.values()) for rows in result.batches for row in rows.to_pylist()]
+texts = [["NULL" if value is None else str(value) for value in row] for row in rows]
+print(json.dumps([len(result.rejects), texts, json_schema(Document)]))
 """
 
 
-def test_page_when_a_copy_of_ingestd_has_its_new_format_then_the_format_has_the_rows_of_the_page(
+def test_page_when_a_copy_of_ingestd_has_its_new_format_then_the_stage_and_the_json_schema_understand_it(
     tmp_path: Path,
 ) -> None:
     found = new_format()
@@ -166,9 +184,14 @@ def test_page_when_a_copy_of_ingestd_has_its_new_format_then_the_format_has_the_
         check=False,
     )
     assert done.returncode == 0, done.stderr.decode()
-    rejects, rows = json.loads(done.stdout)
+    rejects, rows, schema = json.loads(done.stdout)
     assert [tuple(row) for row in rows] == list(found.example.rows)
     assert rejects == len(found.example.records) - len(rows)
+    document = json.loads(config.read_text(encoding="utf-8"))
+    assert Draft202012Validator(schema).is_valid(document)
+    document["mappings"][0]["format"]["tombstone"] = "skip"
+    assert not Draft202012Validator(schema).is_valid(document)
+    assert not Draft202012Validator(json_schema(Document)).is_valid(json.loads(config.read_text(encoding="utf-8")))
 
 
 def _prepared(stack: Stack, example: Example, topics: dict[str, str]) -> dict[str, Any]:
