@@ -21,16 +21,22 @@ MONITOR = Path(__file__).parents[2] / "docs" / "monitor.md"
 
 def test_daemon_when_it_runs_then_server_and_page_show_what_it_does(stack: Stack) -> None:
     good, bad = f"{stack.name}_good"[-40:], f"{stack.name}_bad"[-40:]
-    for name, columns in ((good, "id bigint"), (bad, "id bigint, note string")):
+    stack.table("id bigint", "dt string", name=f"default.{good}")
+    stack.sql(
+        f"CREATE TABLE {bad} (id bigint, note string) PARTITIONED BY (dt string) CLUSTERED BY (id) INTO 2 BUCKETS"
+        " STORED AS ORC TBLPROPERTIES ('transactional'='true', 'no_auto_compaction'='true')"
+    )
+    for name in (good, bad):
         stack.topic(2, name)
-        stack.table(columns, "dt string", name=f"default.{name}")
-        stack.produce(({"id": n, "dt": f"2026-11-{n % 3 + 1:02}", "more": n} for n in range(300)), name)
+        stack.produce(({"id": n, "dt": f"2026-11-{n % 3 + 1:02}", "more": None} for n in range(300)), name)
     stack.produce([{"id": "seven", "dt": "x"}], bad, partition=1)
     mappings = [{"name": name, "topics": [name], "table": f"default.{name}"} for name in (good, bad)]
+    mappings[1]["schema_evolution"] = "add_columns"
     config = stack.config(*mappings, http={"listen": "127.0.0.1:0"})
     daemon = stack.start_process(config)
     client = Client.of(daemon)
     eventually("the end of a mapping", lambda: client.get("/readyz").json["ended"])
+    stack.produce([{"id": 300, "dt": "x", "extra": "e"}], bad, partition=1)
     _check_documents(client, good)
     _check_page(client, good, bad, config)
     _check_changes(client, good)
@@ -105,7 +111,14 @@ def _check_page(client: Client, good: str, bad: str, config: Path) -> None:
         shown = client.post(f"/mappings/{bad}/preview").json
         command = [sys.executable, "-m", "ingestd", "preview", bad, "--output", "json", "--config", str(config)]
         assert json.loads(subprocess.run(command, capture_output=True, check=True, timeout=LIMIT).stdout) == shown
-        rows = [f"{_place(row)} {row['table_partition']} {row['values']['id']} NULL" for row in shown["rows"]]
+        assert shown["statements"] == [f"ALTER TABLE `default`.`{bad}` ADD COLUMNS (`extra` string)"]
+        assert page.texts("[data-preview=result] pre") == [f"{text};" for text in shown["statements"]]
+        assert {row["bucket"] for row in shown["rows"]} == {0, 1}
+        rows = [
+            f"{_place(row)} {row['table_partition']} {row['bucket']} {row['values']['id']} NULL"
+            f" {row['values']['extra'] or 'NULL'}"
+            for row in shown["rows"]
+        ]
         rejects = [f"{_place(reject)} {reject['column']} {reject['reason']}" for reject in shown["rejects"]]
         assert (len(rows), len(rejects)) == (19, 1)
         lines = [" ".join(text.split()) for text in page.texts("[data-preview=result] tbody tr")]
