@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ingestd.acid.hive_text import hive_text
@@ -28,8 +29,9 @@ Values = dict[str, Any]
 COUNT = 400
 SCALARS = {
     "id": "bigint", "name": "varchar(8)", "price": "decimal(10,2)", "ok": "boolean", "x": "double", "day": "date",
-    "at": "timestamp",
+    "at": "timestamp", "tiny": "tinyint", "small": "smallint", "num": "int", "single": "float", "fix": "char(4)",
 }  # fmt: skip
+COMPLEX = {"tags": "map<string,int>", "place": "struct<x:bigint,name:string>"}
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 DEEP = b"[" * 1000 + b"]" * 1000
 HOSTILE: tuple[bytes, ...] = (
@@ -62,11 +64,19 @@ def _value(random: Random) -> Values:
         "x": random.choice([0.5, -1e300, 123456.789, 1e-7]),
         "day": date(1, 1, 1) + timedelta(random.randint(0, 3_652_058)),
         "at": EPOCH + timedelta(microseconds=random.randint(-(2**52), 2**52)),
+        "tiny": random.choice([0, 127, -128]),
+        "small": random.choice([0, 32_767, -32_768]),
+        "num": random.choice([0, 2**31 - 1, -(2**31)]),
+        "single": random.choice([0.5, -0.1, 3.4028234663852886e38, 1e-7]),
+        "fix": random.choice(["", "ab", "é日", "12 4", "\U0001f600"]),
+        "tags": random.choice([{}, {"a": 1}, {"é": -(2**31), "b c": None}]),
+        "place": random.choice([{"x": 2**63 - 1, "name": "é日本"}, {"x": None, "name": ""}, {"x": 0, "name": None}]),
     }
     return {name: None if random.random() < 0.1 else value for name, value in found.items()}
 
 
 def _texts(value: Values) -> dict[str, str | None]:
+    """Return the values of the scalars as text."""
     return {
         name: None
         if one is None
@@ -76,16 +86,28 @@ def _texts(value: Values) -> dict[str, str | None]:
         if isinstance(one, date)
         else str(one)
         for name, one in value.items()
+        if name in SCALARS
     }
 
 
 def _json(value: Values) -> bytes:
     texts = {name: text for name, text in _texts(value).items() if text is not None}
-    return json.dumps(texts | {"x": value["x"], "ok": value["ok"], "id": value["id"]}).encode()
+    unquoted = ("x", "ok", "id", "tiny", "small", "num", "single", *COMPLEX)
+    return json.dumps(texts | {name: value[name] for name in unquoted}).encode()
 
 
 def _delimited(value: Values) -> bytes:
     return "|".join("\\N" if text is None else text for text in _texts(value).values()).encode()
+
+
+def _delimited_complex(value: Values) -> bytes:
+    def text(scalar: Any) -> str:
+        return "\\N" if scalar is None else str(scalar)
+
+    tags, place = value["tags"], value["place"]
+    entries = tags if tags is None else ",".join(f"{key}:{text(one)}" for key, one in tags.items())
+    fields = place if place is None else ",".join(map(text, place.values()))
+    return b"|".join([_delimited(value), text(entries).encode(), text(fields).encode()])
 
 
 def _csv(value: Values) -> bytes:
@@ -101,6 +123,11 @@ AVRO: dict[str, Any] = {
         for name, kind in {
             "id": "long", "name": "string", "price": logical("bytes", "decimal", precision=10, scale=2),
             "ok": "boolean", "x": "double", "day": logical("int", "date"), "at": logical("long", "timestamp-micros"),
+            "tiny": "int", "small": "int", "num": "int", "single": "float", "fix": "string",
+            "tags": {"type": "map", "values": ["null", "int"]},
+            "place": {"type": "record", "name": "place", "fields": [
+                {"name": "x", "type": ["null", "long"]}, {"name": "name", "type": ["null", "string"]},
+            ]},
         }.items()
     ],
 }  # fmt: skip
@@ -117,12 +144,13 @@ FILE = file_of(
         "Row",
         [
             *(Field(name, number, kind, "optional") for number, (name, kind) in enumerate(
-                {"id": "sint64", "name": "string", "ok": "bool", "x": "double"}.items(), 1)),
-            Field("at", 5, ".google.protobuf.Timestamp"),
+                {"id": "sint64", "name": "string", "ok": "bool", "x": "double", "tiny": "sint32", "small": "int32",
+                 "num": "sfixed32", "single": "float", "fix": "string"}.items(), 1)),
+            Field("at", 10, ".google.protobuf.Timestamp"),
         ],
     )
 )  # fmt: skip
-OF_PROTOBUF = ("id", "name", "ok", "x", "at")
+OF_PROTOBUF = ("id", "name", "ok", "x", "tiny", "small", "num", "single", "fix", "at")
 
 
 def _protobuf(value: Values) -> bytes:
@@ -143,16 +171,28 @@ class Case:
 
 
 def _case(options: Mapping[str, Any], write: Callable[[Values], bytes], *names: str) -> Case:
-    return Case(options, write, {name: SCALARS[name] for name in names} if names else SCALARS)
+    types = {**SCALARS, **COMPLEX}
+    return Case(options, write, {name: types[name] for name in names} if names else types)
 
 
 NAMES = list(SCALARS)
 CASES = {
     "json": _case({"type": "json"}, _json),
-    "delimited": _case({"type": "delimited", "fields": NAMES, "field_delimiter": "|"}, _delimited),
-    "csv": _case({"type": "csv", "fields": NAMES, "field_delimiter": "|"}, _csv),
+    "delimited": _case(
+        {
+            "type": "delimited",
+            "fields": [*NAMES, *COMPLEX],
+            "field_delimiter": "|",
+            "collection_delimiter": ",",
+            "map_key_delimiter": ":",
+        },
+        _delimited_complex,
+    ),
+    "csv": _case({"type": "csv", "fields": NAMES, "field_delimiter": "|"}, _csv, *NAMES),
     "regex": _case(
-        {"type": "regex", "fields": NAMES, "pattern": r"\|".join([r"(?:\\N|([^|]*))"] * len(NAMES))}, _delimited
+        {"type": "regex", "fields": NAMES, "pattern": r"\|".join([r"(?:\\N|([^|]*))"] * len(NAMES))},
+        _delimited,
+        *NAMES,
     ),
     "avro": _case(
         {"type": "avro", "framing": "none", "schemas": [json.dumps(AVRO)]},
@@ -194,10 +234,21 @@ def _records(case: Case, random: Random) -> tuple[list[bytes], dict[int, Values]
 
 def _shown(column: Column, scalar: Any) -> Any:
     """Return a value as the query of `_rows` returns it."""
-    if column.type.kind in ("date", "timestamp", "decimal"):
+    if column.type.kind in ("date", "timestamp", "decimal", "char", "struct"):
         return hive_text(column.type, scalar)
+    if column.type.kind == "map":
+        return _read(column, hive_text(column.type, scalar))
     found = scalar.as_py()
     return found.hex().upper() if isinstance(found, bytes) else found
+
+
+def _read(column: Column, value: Any) -> Any:
+    """Return a value of the client without what may differ from the stored one: digits of floats, order of maps."""
+    if value is None:
+        return None
+    if column.type.kind == "map":
+        return json.loads(value)
+    return float(np.float32(value)) if column.type.kind == "float" else value
 
 
 def _outcomes(columns: list[Column], decoded: DecodeResult, values: list[bytes]) -> dict[int, Any]:
@@ -213,7 +264,8 @@ def _outcomes(columns: list[Column], decoded: DecodeResult, values: list[bytes])
 def _rows(stack: Stack, table: str, columns: list[Column]) -> list[tuple[int, list[Any]]]:
     casts = {"binary": "hex({})", **dict.fromkeys(("date", "timestamp", "decimal"), "cast({} AS string)")}
     selected = ", ".join(casts.get(column.type.kind, "{}").format(column.name) for column in columns)
-    return [(row[0], list(row[1:])) for row in stack.sql(f"SELECT o, {selected} FROM {table}")]
+    rows = stack.sql(f"SELECT o, {selected} FROM {table}")
+    return [(row[0], [_read(column, value) for column, value in zip(columns, row[1:], strict=True)]) for row in rows]
 
 
 @pytest.fixture(scope="module")
@@ -275,11 +327,19 @@ def _expected(case: Case, value: Values) -> list[Any]:
     texts = _texts(value)
     found: list[Any] = []
     for name, text in case.types.items():
-        kind = HiveType.parse(text).kind
-        if kind == "timestamp" and texts[name]:
+        kind, one = HiveType.parse(text), value[name]
+        if one is None:
+            found.append(None)
+        elif kind.kind == "timestamp":
             found.append(str(texts[name]).rstrip("0").removesuffix("."))
-        elif kind in ("date", "decimal"):
+        elif kind.kind in ("date", "decimal"):
             found.append(texts[name])
+        elif kind.kind == "char":
+            found.append(one.ljust(kind.length))
+        elif kind.kind == "float":
+            found.append(float(np.float32(one)))
+        elif kind.kind == "struct":
+            found.append(json.dumps(one, ensure_ascii=False, separators=(",", ":")))
         else:
-            found.append(value[name])
+            found.append(one)
     return [found[0] or ""] if case.options["type"] == "text" else found
