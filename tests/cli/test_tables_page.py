@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import yaml
 
 from tests.support.command import Run
+from tests.support.registry import registry_server, serialize
 from tests.support.stack import Stack
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -96,7 +98,7 @@ def test_letters_when_the_commands_of_the_page_replay_them_then_output_and_queri
     stack.drain(config)
     counted, remaining = (
         text.replace("web.dead_letters", letters).replace("'clicks'", f"'{name}'").strip().rstrip(";")
-        for text in _blocks("sql", heading="### Dead letters in a table")
+        for text in _blocks("sql", heading="### Dead letters in a table")[:2]
     )
     assert sorted((column, number) for column, _, number in stack.sql(counted)) == [("", 1), ("amount", 12)]
 
@@ -112,3 +114,60 @@ def test_letters_when_the_commands_of_the_page_replay_them_then_output_and_queri
         assert re.fullmatch(pattern, result.out.strip()), result.text
     assert stack.ids() == list(range(13))
     assert stack.sql(remaining.replace("SELECT *", "SELECT record_offset", 1)) == [(1,)]
+
+
+def _table(heading: str) -> list[tuple[str, ...]]:
+    """Return the rows of the last table of a section."""
+    section = (DOCS / "tables.md").read_text(encoding="utf-8").partition(heading)[2].partition("\n## ")[0]
+    _, _, *rows = re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE)[-1].splitlines()
+    return [tuple(cell.strip() for cell in row[1:-1].split(" | ")) for row in rows]
+
+
+def _rows(stack: Stack, query: str) -> list[tuple[str, ...]]:
+    return [tuple("NULL" if value is None else str(value) for value in row) for row in stack.sql(query)]
+
+
+def test_mapping_when_a_column_is_renamed_as_on_the_page_then_resume_accepts_it(stack: Stack, run: Run) -> None:
+    heading, name = "## When the table changes", stack.name[-40:]
+
+    def of_test(text: str) -> str:
+        return text.strip().replace("shop.payments", f"default.{stack.name}").replace("payments", name)
+
+    first, *others = _blocks("json", heading=heading)[0].encode().splitlines()
+    stack.topic(1)
+    stack.table("id int, amount int")
+    config = stack.config()
+    stack.produce([first])
+    stack.drain(config)
+    stack.sql(of_test(_blocks("sql", heading=heading)[0]).rstrip(";"))
+    stack.produce(others)
+    [failed] = stack.drain(config, expect=65).events("failed")
+    assert of_test(_blocks("text", heading=heading)[0]) in failed["error"]
+
+    command, printed = _blocks("console", heading=heading)[0].splitlines()
+    arguments = of_test(command).removeprefix("$ ingestd ").replace("ingestd.yaml", str(config))
+    assert run(*shlex.split(arguments)).out == f"{of_test(printed)}\n"
+    stack.drain(config)
+    assert _rows(stack, f"SELECT * FROM {stack.name} ORDER BY id") == _table(heading)
+
+
+def test_schema_evolution_when_a_producer_has_the_schemas_of_the_page_then_the_table_is_that_of_the_page(
+    stack: Stack,
+) -> None:
+    heading = "## Schema evolution"
+    [mapping] = yaml.safe_load(_blocks("yaml", heading=heading)[0])
+    schemas, records = (_blocks(language, heading=heading)[0].splitlines() for language in ("avsc", "json"))
+    stack.topic(1)
+    stack.table("id int, page string")
+    with registry_server() as server:
+        for schema, record in zip(schemas, records, strict=True):
+            stack.produce([serialize(server.serializer(schema), stack.name, json.loads(record))])
+        config = stack.config(
+            {key: mapping[key] for key in ("format", "schema_evolution")}, registry={"url": server.url}
+        )
+        daemon = stack.drain(config)
+    [altered] = daemon.events("table_altered")
+    statements = _blocks("sql", heading=heading)[0].replace("`web`.`visits`", f"`default`.`{stack.name}`")
+    assert "".join(f"{statement};\n" for statement in altered["statements"]) == statements
+    assert [event["rows"] for event in daemon.events("committed") if event["rows"]] == [len(records)]
+    assert _rows(stack, f"SELECT * FROM {stack.name} ORDER BY id") == _table(heading)
