@@ -154,7 +154,8 @@ class Source:
         log.configure("auto", "warning")
         options = self.mapping(name)
         with self._metastore() as metastore, LocalEngine() as engine:
-            return replay(self._warehouse(metastore), options, selection, engine, failpoints.from_environment())
+            observe = failpoints.from_environment()(name)
+            return replay(self._warehouse(metastore), options, selection, engine, observe)
 
     def try_replay(self, name: str, selection: Selection) -> ReplayResult:
         """Return what `replay` would do. Raises the errors of `mapping` and `try_replay`."""
@@ -175,13 +176,14 @@ class Source:
         """Carry out a request without a daemon. Raises OwnerAlive if a daemon runs the mapping."""
         log.configure("auto", "warning")
         with self._metastore() as metastore:
-            change_stored(self._warehouse(metastore), options, request, failpoints.from_environment())
+            observe = failpoints.from_environment()(options.name)
+            change_stored(self._warehouse(metastore), options, request, observe)
 
     def retire(self, stored: StoredMapping) -> None:
         """Remove the stored state of a mapping. Raises OwnerAlive if a daemon runs the mapping."""
         log.configure("auto", "warning")
         with self._metastore() as metastore:
-            retire(self._warehouse(metastore), stored, failpoints.from_environment())
+            retire(self._warehouse(metastore), stored, failpoints.from_environment()(stored.options.name))
 
     @contextmanager
     def _metastore(self) -> Iterator[Metastore]:

@@ -42,7 +42,7 @@ def run_daemon(
     that ended mappings. The first error decides the exit code. If StillRunning is among them, threads are still
     running, and only `os._exit` can end the process. Raises ConfigError.
     """
-    observe = failpoints.from_environment()
+    observer_of = failpoints.from_environment()
     http = open_server(document.http)
     notifier = Notifier()
     notifier.starting()
@@ -63,7 +63,7 @@ def run_daemon(
         with notifier.reloading():
             return read()
 
-    supervisor = Supervisor(document, clients, signals, drain=drain, read=read_again, observe=observe)
+    supervisor = Supervisor(document, clients, signals, drain=drain, read=read_again, observer_of=observer_of)
 
     def render() -> tuple[bytes, str]:
         policies = PolicyMetrics(supervisor.policies, supervisor.policy_totals) if document.replication else None

@@ -57,8 +57,8 @@ class Supervisor:
 
     Uses the caller's `clients`, and closes only their heartbeats and their Kafka consumers. Installs no signal handler,
     configures no logging and reads no environment variable. With `drain`, a mapping ends when it has caught up.
-    `signals.abort` is set `shutdown.timeout` after `signals.stop`. `read` reads the configuration again. `observe` is
-    called with the name of each step of each transaction, in the thread that completed the step.
+    `signals.abort` is set `shutdown.timeout` after `signals.stop`. `read` reads the configuration again. `observer_of`
+    returns the observer of a mapping, by its name, which is called in the thread that completed a step.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Supervisor:
         *,
         drain: bool,
         read: Callable[[], Document],
-        observe: Observe = ignore,
+        observer_of: Callable[[str], Observe] = lambda _mapping: ignore,
     ) -> None:
         self._document = document
         self._clients = clients
@@ -77,7 +77,7 @@ class Supervisor:
         self._signals = signals
         self._drain = drain
         self._read = read
-        self._observe = observe
+        self._observer_of = observer_of
         self._workers = Workers(max(_LEAST_STAGES, _STAGES_PER_CORE * document.spark.cores))
         self._runners = [self._runner(mapping) for mapping in document.mappings]
         # Runners of mappings that a reload has removed, while they finish their open transactions.
@@ -291,7 +291,8 @@ class Supervisor:
 
     def _runner(self, options: MappingOptions) -> Runner:
         clients = self._clients
-        handles = Handles.of(clients.metastore, clients.liveness, options, observe=self._observe)
+        observe = self._observer_of(options.name)
+        handles = Handles.of(clients.metastore, clients.liveness, options, observe=observe)
         return Runner(self._create, options, self._workers, handles)
 
     @contextmanager

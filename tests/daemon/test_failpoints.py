@@ -18,8 +18,8 @@ from tests.support.stack import eventually
 
 
 def test_environment_when_it_has_no_failpoint_then_steps_are_ignored() -> None:
-    assert from_environment({}) is ignore
-    assert from_environment({"INGESTD_TESTING": "1"}) is ignore
+    assert from_environment({})("orders") is ignore
+    assert from_environment({"INGESTD_TESTING": "1"})("orders") is ignore
 
 
 def test_environment_when_it_is_not_for_tests_then_the_failpoint_is_refused() -> None:
@@ -29,7 +29,7 @@ def test_environment_when_it_is_not_for_tests_then_the_failpoint_is_refused() ->
 
 @pytest.mark.parametrize("text", ["", "opened", "opend=kill", "opened=stop", "opened@x=kill", "opened=hold:"])
 def test_failpoint_when_its_text_is_malformed_then_the_error_names_the_steps(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"not STEP\[@N\]=ACTION → .* STEP is one of planned, opened"):
+    with pytest.raises(ConfigError, match=r"not \[MAPPING:\]STEP\[@N\]=ACTION → .* STEP is one of planned, opened"):
         from_environment({"INGESTD_TESTING": "1", "INGESTD_FAILPOINT": text})
 
 
@@ -44,12 +44,25 @@ def test_failpoint_when_it_has_a_count_then_acts_at_that_completion_only() -> No
 
 def test_failpoints_when_several_then_each_acts(tmp_path: Path) -> None:
     environment = {"INGESTD_TESTING": "1", "INGESTD_FAILPOINT": f"opened=hold:{tmp_path},staged=abort,locked=abort"}
-    observe = from_environment(environment)
+    observe = from_environment(environment)("orders")
     observe("opened")  # the file exists
     for step in ("staged", "locked"):
         with pytest.raises(TransactionAborted, match=step):
             observe(step)
     assert Path(f"{tmp_path}.held").exists()
+
+
+def test_failpoint_when_it_names_a_mapping_then_acts_in_that_mapping_only() -> None:
+    failpoint = "orders:staged@2=abort,locked=abort"
+    observer_of = from_environment({"INGESTD_TESTING": "1", "INGESTD_FAILPOINT": failpoint})
+    orders, clicks = map(observer_of, ("orders", "clicks"))
+    for observe in (orders, clicks, clicks):
+        observe("staged")
+    with pytest.raises(TransactionAborted, match="staged"):
+        orders("staged")
+    with pytest.raises(TransactionAborted, match="locked"):
+        clicks("locked")
+    orders("locked")  # the failpoint has acted
 
 
 def test_failpoint_when_its_action_is_kill_then_the_process_ends_at_once() -> None:

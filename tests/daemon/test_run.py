@@ -49,7 +49,10 @@ def _run(
     try:
         clients = Clients(Warehouse(metastore, Storages()), engine, Liveness(metastore, document.control.database))
         signals = signals or Signals()
-        return Supervisor(document, clients, signals, drain=True, read=lambda: document, observe=observe).run()
+        supervisor = Supervisor(
+            document, clients, signals, drain=True, read=lambda: document, observer_of=lambda _mapping: observe
+        )
+        return supervisor.run()
     finally:
         metastore.close()
 

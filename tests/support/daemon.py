@@ -169,7 +169,12 @@ class DaemonThread:
             Liveness(self._metastore, document.control.database),
         )
         self.supervisor = Supervisor(
-            document, clients, self._signals, drain=drain, read=lambda: load([config]), observe=hold or ignore
+            document,
+            clients,
+            self._signals,
+            drain=drain,
+            read=lambda: load([config]),
+            observer_of=lambda _mapping: hold or ignore,
         )
         self._errors: Future[list[IngestdError]] = Future()
         self._thread = threading.Thread(target=self._run, name=f"daemon {config.stem}")

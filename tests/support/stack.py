@@ -299,9 +299,10 @@ class Stack:
     def start_held(self, config: Path, steps: Iterable[str]) -> tuple[DaemonProcess, list[Path]]:
         """Start a daemon; return when after each of the steps one transaction waits until a file is created.
 
-        Returns the daemon, and the paths of these files. There must be a mapping for each step.
+        A step is its name, or `MAPPING:STEP` for that of a mapping. Returns the daemon, and the paths of these files.
+        There must be a mapping for each step.
         """
-        gates = {step: self.directory / step for step in steps}
+        gates = {step: self.directory / step.replace(":", "-") for step in steps}
         failpoints = ",".join(f"{step}=hold:{gate}" for step, gate in gates.items())
         daemon = self.start_process(config, INGESTD_TESTING="1", INGESTD_FAILPOINT=failpoints)
         for step, gate in gates.items():

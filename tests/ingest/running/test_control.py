@@ -39,7 +39,8 @@ from ingestd.publish.warehouse import Warehouse
 from ingestd.storage.storages import Storages
 document = load([Path(sys.argv[1])])
 warehouse = Warehouse(document.metastore.connect(), Storages(document.storage))
-change_stored(warehouse, document.mappings[0], Request("pause", "command"), from_environment())
+options = document.mappings[0]
+change_stored(warehouse, options, Request("pause", "command"), from_environment()(options.name))
 """
 
 

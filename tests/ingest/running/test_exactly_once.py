@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -23,32 +22,34 @@ def _orders(first: int, last: int) -> list[dict[str, object]]:
     return [{"id": i, "note": f"note {i}", "dt": f"2026-11-{i % 3 + 1:02d}"} for i in range(first, last)]
 
 
-# Keys of mappings, and the ids that they store of a number of records.
-_SQL: list[tuple[dict[str, Any], Callable[[int], Sequence[int]]]] = [
-    ({}, range),
-    ({"where": "id % 2 = 0"}, lambda records: range(0, records, 2)),
-    (
-        {"transform": {"select": "SELECT id * 2 AS id, upper(note) AS note, dt FROM records"}},
-        lambda n: range(0, 2 * n, 2),
-    ),
+# Keys of mappings, the steps after which a mapping with them is killed, and the ids that it stores of 100 records.
+_TRANSFORM = {"transform": {"select": "SELECT id * 2 AS id, upper(note) AS note, dt FROM records"}}
+_KILLED: list[tuple[dict[str, Any], Sequence[str], Sequence[int]]] = [
+    (_TRANSFORM, STEPS[::2], range(0, 200, 2)),
+    (_TRANSFORM | {"where": "id % 2 = 0"}, STEPS[1::2], range(0, 200, 4)),
+    ({}, ("placed",), range(100)),
 ]
 
 
 def _prepare(
-    stack: Stack, tables: int, insert_only: int = 0, sql: Sequence[dict[str, Any]] = (), **commit: Any
+    stack: Stack, tables: int, insert_only: int = 0, keys: Sequence[dict[str, Any]] = (), **commit: Any
 ) -> tuple[Path, list[str]]:
     """Create a topic and tables that each contain all of its records. Return the configuration and the table names.
 
-    The last `insert_only` of the tables are insert-only. The mappings have these keys in turn.
+    The last `insert_only` of the tables are insert-only. The mappings have these keys, each its own.
     """
     stack.topic(4)
     names = [f"{stack.name}_{number}" for number in range(tables)]
     for number, name in enumerate(names):
         kind = "default" if number < tables - insert_only else "insert_only"
         stack.table("id bigint, note string", "dt string", f"default.{name}", transactional_properties=kind)
-    keys = cycle(sql or [{}])
-    mappings = ({"name": name[-40:], "table": f"default.{name}", "commit": commit} | next(keys) for name in names)
-    return stack.config(*mappings), names
+    mappings = [{"name": _mapping(name), "table": f"default.{name}", "commit": commit} for name in names]
+    each = keys or [{}] * tables
+    return stack.config(*(mapping | more for mapping, more in zip(mappings, each, strict=True))), names
+
+
+def _mapping(table: str) -> str:
+    return table[-40:]
 
 
 def _open(stack: Stack) -> list[int]:
@@ -71,21 +72,23 @@ def _assert_exactly_once(stack: Stack, tables: list[str], records: int) -> None:
 def test_kill_after_each_step_when_restarted_then_every_id_is_stored_once_and_no_lock_remains(stack: Stack) -> None:
     """Kill a process in which a transaction waits after each step.
 
-    There are as many mappings as steps, and each has one transaction, so each mapping waits after another step. Some
-    route the records with `where`, or compute their rows with `transform`.
+    Each mapping has one transaction and waits after the step that `_KILLED` names. After each step, one waits that
+    computes its rows with `transform`; every second one of these also routes the records with `where`.
     """
-    config, tables = _prepare(stack, len(STEPS), sql=[keys for keys, _ in _SQL], rows=100, interval="1s")
-    stored = {table: list(ids(100)) for table, (_, ids) in zip(tables, cycle(_SQL), strict=False)}
+    each = [(keys, step, ids) for keys, steps, ids in _KILLED for step in steps]
+    config, tables = _prepare(stack, len(each), keys=[keys for keys, _, _ in each], rows=100, interval="1s")
+    stored = {table: list(ids) for table, (_, _, ids) in zip(tables, each, strict=True)}
+    step_of = {table: step for table, (_, step, _) in zip(tables, each, strict=True)}
     stack.drain(config)  # stores the start positions, so that the next transactions contain records
     stack.produce(_orders(0, 100))
-    killed, _ = stack.start_held(config, STEPS)
+    killed, _ = stack.start_held(config, [f"{_mapping(table)}:{step}" for table, step in step_of.items()])
     killed.kill()
     assert killed.wait() == -9, killed.text()
     left = _open(stack)
     assert len(left) >= STEPS.index("committed") - STEPS.index("opened")
     visible = {table: ids for table in tables if (ids := stack.ids(table))}
     assert visible == {table: stored[table] for table in visible}
-    assert len(visible) == 2  # the steps `committed` and `mirrored`
+    assert visible.keys() == {table for table, step in step_of.items() if step in ("committed", "mirrored")}
     # The locks and leases of the killed process would block this daemon for `hive.txn.timeout`, which is longer.
     daemon = stack.drain(config)
     aborted = [txn for event in daemon.events("owner") for txn in event["aborted_transactions"]]
