@@ -15,6 +15,7 @@ from itertools import chain
 from typing import Any
 
 from ingestd.hive.objects import PartitionObject, TableObject
+from ingestd.hive.tables import WHOLE_TABLE
 from ingestd.replication.directory.event_records import ABORT, ALLOCATE, COMMIT, EventRecord
 
 _MOVING = frozenset(("CREATE_TABLE", "DROP_TABLE", "DROP_PARTITION"))
@@ -88,7 +89,7 @@ class CyclePlan:
     _allocations: dict[str, list[AllocationEvent]] = field(default_factory=lambda: defaultdict(list))
     _barriers: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     _drops: dict[tuple[str, str], int] = field(default_factory=dict)
-    _additions: dict[str, dict[str, int]] = field(default_factory=dict)  # of tables of which partitions were dropped
+    _additions: dict[str, dict[str, int]] = field(default_factory=dict)  # to tables of which files were removed before
     _renames: list[tuple[str, str]] = field(default_factory=list)
     identities: dict[str, str] = field(default_factory=dict)
 
@@ -130,8 +131,12 @@ class CyclePlan:
         return max(self._drops.get((table, ""), 0), self._drops.get((table, partition), 0)) > event
 
     def is_added_again(self, event: int, table: str, partition: str) -> bool:
-        """Return whether a partition that `event` drops is added after it."""
-        return self._additions.get(table, {}).get(partition, 0) > event
+        """Return whether a partition of which `event` removes the files is added after it, or any if it is WHOLE_TABLE.
+
+        A rename gives a partition the name as well, and the table may have another name by then.
+        """
+        additions = (self._additions.get(name, {}) for name in self.renamed(table))
+        return any(at > event and partition in (name, WHOLE_TABLE) for some in additions for name, at in some.items())
 
     def renamed(self, table: str) -> set[str]:
         """Return the table and all tables from and to whose names it is renamed, directly or indirectly."""
@@ -155,13 +160,23 @@ class CyclePlan:
         elif record.type == "ADD_PARTITION":
             self._add_additions(record)
         elif record.type in _MOVING or (record.type in ALTERATIONS and is_move(record)):
-            self._barriers[record.table].append(record.event)
-            self._add_drop(record)
-            if record.type == "ALTER_TABLE":
-                after = TableObject.parse(record.message["tableObjAfterJson"])
-                self._barriers[after.name.table].append(record.event)
-                self._renames.append((record.table, after.name.table))
-                self.identities.setdefault(after.name.table, after.identity)
+            self._add_move(record)
+
+    def _add_move(self, record: EventRecord) -> None:
+        """Add an event that moves, removes or creates the directory of a table or partition, or removes its files."""
+        self._barriers[record.table].append(record.event)
+        self._add_drop(record)
+        if removes_files(record):
+            self._additions.setdefault(record.table, {})
+        elif record.type == "ALTER_PARTITION":
+            self._add_additions(record)
+        if record.type == "ALTER_TABLE":
+            after = TableObject.parse(record.message["tableObjAfterJson"])
+            self._barriers[after.name.table].append(record.event)
+            self._renames.append((record.table, after.name.table))
+            self.identities.setdefault(after.name.table, after.identity)
+            if record.table in self._additions:
+                self._additions.setdefault(after.name.table, {})
 
     def _add_identity(self, record: EventRecord) -> None:
         if not record.table or record.table in self.identities or record.type == ALLOCATE:
@@ -174,7 +189,6 @@ class CyclePlan:
         if record.type == "DROP_TABLE":
             self._drops[record.table, ""] = record.event
         elif record.type == "DROP_PARTITION":
-            self._additions.setdefault(record.table, {})
             table = TableObject.parse(record.message["tableObjJson"])
             for values in record.message["partitions"]:
                 name = table.partition_name([values[key] for key in table.partition_columns])
@@ -183,8 +197,9 @@ class CyclePlan:
     def _add_additions(self, record: EventRecord) -> None:
         additions = self._additions.get(record.table)
         if additions is not None:
-            table = TableObject.parse(record.message["tableObjJson"])
-            for text in record.message["partitionListJson"]:
+            message = record.message
+            table = TableObject.parse(message["tableObjJson"])
+            for text in message.get("partitionListJson") or [message["partitionObjAfterJson"]]:
                 additions[table.partition_name(PartitionObject.parse(text).values)] = record.event
 
 
@@ -198,6 +213,17 @@ def truncating_write_id(message: Mapping[str, Any]) -> int:
     return write_id_of(message) if is_truncation(message) else 0
 
 
+def removes_files(record: EventRecord) -> bool:
+    """Return whether an event drops partitions, or is a TRUNCATE without a write id: no later reader sees their files.
+
+    No write id tells whether a copy of the table is newer than the event.
+    """
+    if record.type == "DROP_PARTITION":
+        return True
+    message = record.message if record.type in ALTERATIONS else {}
+    return is_truncation(message) and not truncating_write_id(message)
+
+
 def write_id_of(message: Mapping[str, Any]) -> int:
     """Return the write id of a change of a definition, 0 if it has none."""
     return max(0, int(message.get("writeId") or 0))
@@ -208,9 +234,9 @@ def is_move(record: EventRecord) -> bool:
 
     A TRUNCATE with a write id removes no file.
     """
-    message = record.message
-    if is_truncation(message) and not truncating_write_id(message):
+    if removes_files(record):
         return True
+    message = record.message
     if record.type == "ALTER_TABLE":
         names = [TableObject.parse(message[f"tableObj{when}Json"]).name for when in ("Before", "After")]
         return names[0] != names[1]

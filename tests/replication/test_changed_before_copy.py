@@ -5,25 +5,30 @@ The next dump contains their events, and the target has their results already.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ingestd.hive.events import EventLog
-from ingestd.hive.objects import drop_partitions
+from ingestd.hive.objects import drop_partitions, find_partitions, rename_partition, table_names
 from ingestd.hive.tables import TableName
+from ingestd.hive.truncation import truncate_at_once
 from ingestd.replication.cycle import Step
 from ingestd.replication.dump.bootstrap import DumpStep
 from ingestd.storage.local import local_path
 from tests.support.replica import Replica, Side
-from tests.support.replica_changes import alter, assert_same, with_column
-from tests.support.replica_following import Following
+from tests.support.replica_changes import INSERT, alter, assert_same, renamed, with_column
+from tests.support.replica_following import Following, write
 from tests.support.replica_policies import new_pair
 from tests.support.replica_rows import Rows, insert, insert_batch, read_rows
 from tests.support.replica_statements import ACID, assert_answered_from_statistics, assert_equal, run
 from tests.support.replica_tables import ACID as TRANSACTIONAL
 from tests.support.replica_tables import make_table
 
+# Without them, the metastore refuses a TRUNCATE without a write id.
+_EXACT = {"numRows": "0", "COLUMN_STATS_ACCURATE": '{"BASIC_STATS":"true"}'}
 _ADDED_AGAIN: Rows = [(2, "b"), (3, "b"), (7, "a"), (8, "a")]
 
 
@@ -60,13 +65,29 @@ def _make_partitioned(following: Following) -> TableName:
     return name
 
 
+def _make_plain(following: Following) -> TableName:
+    """Create a table without partitions on both sides, and write to it; the next dump copies all of it."""
+    side, name = following.replica.source, following.name("t")
+    make_table(side.metastore, name, parameters={**TRANSACTIONAL, **_EXACT})
+    write(side, name, INSERT)
+    following.cycle()
+    write(side, name, INSERT)
+    (local_path(following.directory.dumps()[-1].uri) / "_lost.t").write_text("for the test")
+    return name
+
+
+def _dump_with(following: Following, change: Callable[[], None], step: DumpStep = DumpStep.EVENTS) -> None:
+    """Dump, with a change after the last event of the dump: when `step` is observed for the first time."""
+    changes = [change]
+    following.dump(observe=lambda at: changes.pop()() if at is step and changes else None)
+
+
 @pytest.mark.parametrize("step", [DumpStep.EVENTS, DumpStep.SNAPSHOT], ids=["after the events", "after the snapshot"])
 def test_partition_when_added_again_before_its_table_is_copied_then_no_row_is_missing(
     following: Following, step: DumpStep
 ) -> None:
     name = _make_partitioned(following)
-    changes = [lambda: _add_again(following.replica.source, name)]
-    following.dump(observe=lambda at: changes.pop()() if at is step and changes else None)
+    _dump_with(following, lambda: _add_again(following.replica.source, name), step)
     assert following.load().bootstrapped == ("t",)
     _follow(following)
     assert sorted(_rows(following, "t")) == _ADDED_AGAIN
@@ -90,8 +111,96 @@ def test_partition_when_added_again_after_a_dump_that_is_cut_then_no_row_is_miss
 
 def test_partition_when_dropped_before_its_table_is_copied_then_the_table_follows(following: Following) -> None:
     name = _make_partitioned(following)
-    changes = [lambda: drop_partitions(following.replica.source.metastore, name, ["day=a"], delete_data=True)]
-    following.dump(observe=lambda at: changes.pop()() if at is DumpStep.SNAPSHOT and changes else None)
+    metastore = following.replica.source.metastore
+    drop = partial(drop_partitions, metastore, name, ["day=a"], delete_data=True)
+    _dump_with(following, drop, DumpStep.SNAPSHOT)
+    assert following.load().bootstrapped == ("t",)
+    report = following.cycle()
+    assert (report.bootstrapped, report.lost) == ((), ())
+    assert_same(following)
+
+
+def test_partition_when_added_again_under_another_name_of_its_table_then_no_row_is_missing(
+    following: Following,
+) -> None:
+    side, name = following.replica.source, _make_partitioned(following)
+
+    def change() -> None:
+        drop_partitions(side.metastore, name, ["day=a"], delete_data=True)
+        alter(following, name, renamed("u"))
+        insert(side, following.name("u"), [(7, "a"), (8, "a")])
+
+    _dump_with(following, change)
+    assert following.load().bootstrapped == ("t",)
+    following.cycle()
+    (copy,) = table_names(following.replica.target.metastore, following.target)
+    assert sorted(_rows(following, copy)) == _ADDED_AGAIN
+    _follow(following)
+    assert sorted(_rows(following, "u")) == _ADDED_AGAIN
+
+
+def test_partition_when_another_one_gets_its_name_then_no_row_is_missing(following: Following) -> None:
+    side, name = following.replica.source, _make_partitioned(following)
+
+    def change() -> None:
+        drop_partitions(side.metastore, name, ["day=a"], delete_data=True)
+        partition = next(iter(find_partitions(side.metastore, name, ["day=b"])))
+        partition.raw.values = ["a"]
+        rename_partition(side.metastore, name, ["b"], partition)
+
+    _dump_with(following, change)
+    assert following.load().bootstrapped == ("t",)
+    following.cycle()
+    assert sorted(_rows(following, "t")) == [(2, "a"), (3, "a")]
+    _follow(following)
+
+
+@pytest.mark.parametrize("step", [DumpStep.EVENTS, DumpStep.SNAPSHOT], ids=["after the events", "after the snapshot"])
+@pytest.mark.parametrize("has_partition", [False, True], ids=["table", "partition"])
+def test_truncate_when_before_the_copy_of_its_table_then_keeps_later_rows(
+    following: Following, step: DumpStep, *, has_partition: bool
+) -> None:
+    """TRUNCATE without a write id removes the files at once."""
+    side = following.replica.source
+    name, partitions = (_make_partitioned(following), ["day=a"]) if has_partition else (_make_plain(following), [])
+
+    def change() -> None:
+        truncate_at_once(side.metastore, name, partitions)
+        write(side, name, INSERT, partition="".join(partitions))
+
+    _dump_with(following, change, step)
+    assert following.load().bootstrapped == ("t",)
+    following.cycle()
+    assert_same(following)
+    _follow(following)
+
+
+def test_truncate_when_the_dump_does_not_have_the_later_rows_of_the_copy_then_keeps_them(following: Following) -> None:
+    side, name = following.replica.source, _make_plain(following)
+    events = _events(following)
+    truncate_at_once(side.metastore, name, [])
+    truncated = _events(following)
+    write(side, name, INSERT)
+    following.dump(events=events)
+    assert following.load().bootstrapped == ("t",)
+    following.dump(events=truncated - events)
+    assert following.load().lost == ("t",)
+    assert_same(following)
+    _follow(following)
+
+
+@pytest.mark.parametrize("has_rows", [False, True], ids=["without rows", "with rows"])
+def test_truncate_when_the_copy_has_no_later_rows_then_its_table_follows(
+    following: Following, *, has_rows: bool
+) -> None:
+    side, name = following.replica.source, _make_plain(following)
+
+    def change() -> None:
+        truncate_at_once(side.metastore, name, [])
+        if has_rows:  # after the snapshot
+            write(side, name, INSERT)
+
+    _dump_with(following, change, DumpStep.SNAPSHOT)
     assert following.load().bootstrapped == ("t",)
     report = following.cycle()
     assert (report.bootstrapped, report.lost) == ((), ())
@@ -133,8 +242,7 @@ def test_table_when_altered_without_a_write_id_before_it_is_copied_then_it_follo
 ) -> None:
     """The statistics in the event are older than those of the copy, and without a write id none can be changed."""
     side, name, other = following.replica.source, following.name("t"), following.name("other")
-    exact = {"numRows": "0", "COLUMN_STATS_ACCURATE": '{"BASIC_STATS":"true"}'}
-    make_table(side.metastore, name, parameters={**TRANSACTIONAL, **exact})
+    make_table(side.metastore, name, parameters={**TRANSACTIONAL, **_EXACT})
     make_table(side.metastore, other)
     if is_written:
         insert(side, name, [(1, "a")])

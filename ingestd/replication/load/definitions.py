@@ -9,8 +9,8 @@ bootstrap is complete, events may concern objects that were dropped or renamed w
 renamed meanwhile may have been copied under neither name, and rows that were written to a partition before its rename
 may be in neither partition of the copy, or the copy has a newer partition of the old name; then the table is lost. A
 copy that is newer than the table of the events has been dropped before (`_Load.drop_newer_tables`). Nothing tells
-whether the copy of a partition is newer than an event that drops it. If the partition may have been added again before
-it was copied, its files may be the only copy of later rows, and the table is lost.
+whether a copy is newer than an event without a write id that removes its files, by DROP PARTITION or TRUNCATE. If it
+may have rows that came after the event, its files may be their only copy, and the table is lost.
 
 A table is lost as well if the metastore of the target refuses a change of it: only that of the source may allow a type
 that cannot be converted to the new one, or the target may have the directory of a new partition. So is a table whose
@@ -213,15 +213,18 @@ class Definitions:
         """Return the partitions in `names`, which are escaped, of a table of the target that exist."""
         return self._objects.partitions(table, names)
 
-    def copied_partitions(self, record: EventRecord) -> tuple[int, list[str]]:
-        """Return the last event of which the copy of a table may contain changes, and some partitions that were copied.
+    def removed_copies(self, record: EventRecord) -> tuple[int, list[str]]:
+        """Return the last event of which the copy of a table may contain changes, and which parts of it to examine.
 
-        They are those whose files are removed by `record`, which drops them, and that may have been copied after it.
+        They are the partitions, or WHOLE_TABLE, of which `record` removes files, and that may have been copied after
+        it.
         """
         table = self.table(record.table)
         if table is None or _settled(table) < record.event or not owns_files(table):
             return 0, []
-        partitions = self._objects.partitions(table, _dropped(table, record.message))
+        if record.type == "ALTER_TABLE":
+            return _settled(table), [WHOLE_TABLE]
+        partitions = self._objects.partitions(table, _removed(table, record.message))
         return _settled(table), [name for name, copy in partitions.items() if CHECKPOINT in copy.parameters]
 
     def drop(self, name: str) -> None:
@@ -519,6 +522,14 @@ def _marks_of_location(source: TableObject, partition: PartitionObject) -> dict[
 def _settled(table: TableObject) -> int:
     """Return the last event of which the copy of a table may contain changes that were not replayed; 0 if none."""
     return int(table.parameters.get(SETTLED, 0))
+
+
+def _removed(table: TableObject, message: _Message) -> list[str]:
+    """Return the escaped names of the partitions that an event drops or truncates."""
+    if "partitionObjAfterJson" in message or "partitionListJson" in message:
+        texts = message.get("partitionListJson") or [message["partitionObjAfterJson"]]
+        return [table.partition_name(PartitionObject.parse(text).values) for text in texts]
+    return _dropped(table, message)
 
 
 def _dropped(table: TableObject, message: _Message) -> list[str]:

@@ -23,14 +23,14 @@ from ingestd.errors import ReplicationError
 from ingestd.hive.events import Write, WrittenFile
 from ingestd.hive.objects import TableObject, change_database, table_names
 from ingestd.hive.replay import Allocation, Replay
-from ingestd.hive.tables import TableName
+from ingestd.hive.tables import WHOLE_TABLE, TableName
 from ingestd.hive.write_ids import ValidTransactions, read_snapshot
 from ingestd.replication.cluster import Cluster, load_lease, owner_of_copies
 from ingestd.replication.copying.copy import Copier, CopyStopped
 from ingestd.replication.copying.fence import Fence
 from ingestd.replication.copying.mirror import Mirrors
 from ingestd.replication.copying.report import Copied, LoadReport
-from ingestd.replication.cycle_plan import CyclePlan, Outcome, is_move
+from ingestd.replication.cycle_plan import CyclePlan, Outcome, is_move, removes_files
 from ingestd.replication.directory.dump_files import DumpMetadata
 from ingestd.replication.directory.event_records import (
     ABORT,
@@ -342,7 +342,7 @@ class _Load:
         allocated again, to the next table of the old name. If the target has no copy of a table that is dropped or
         renamed, the ids that it was given meanwhile are forgotten.
         """
-        if record.type == "DROP_PARTITION" and self._loses_rows(record):
+        if removes_files(record) and self._loses_rows(record):
             return
         if not is_repeatable(record):
             self._store()
@@ -362,16 +362,36 @@ class _Load:
             self._store()
 
     def _loses_rows(self, record: EventRecord) -> bool:
-        """Lose a table if an event drops a partition of it that may have been copied after it was added again.
+        """Lose a table if an event removes files of which its copy may have got some after the event.
 
         The dump may not have all events up to the copy.
         """
-        settled, partitions = self._definitions.copied_partitions(record)
-        for name in partitions:
-            if self._metadata.to_event < settled or self._plan.is_added_again(record.event, record.table, name):
-                self._lost.add(record.table, f"the partition {name} was dropped, and perhaps added again meanwhile")
+        settled, copies = self._definitions.removed_copies(record)
+        for partition in copies:
+            if self._metadata.to_event < settled or self._is_filled_later(record, partition):
+                part = f"the partition {partition}" if partition else "it"
+                self._lost.add(record.table, f"{part} was dropped or truncated, and perhaps filled again meanwhile")
                 return True
         return False
+
+    def _is_filled_later(self, record: EventRecord, partition: str) -> bool:
+        """Return whether the copy of a partition, or of a table, may have rows that came after an event.
+
+        Those of a write have a write id that has ended in the copy. Other tables have no write ids.
+        """
+        table = self._definitions.find(record.table)
+        if table is None or not table.kind.is_transactional:
+            return True
+        if self._plan.is_added_again(record.event, record.table, partition):
+            return True
+        names, copied = self._plan.renamed(record.table), read_snapshot(self._target.metastore, table.name)
+        return any(
+            write.event > record.event
+            and write.table in names
+            and partition in (write.partition, WHOLE_TABLE)
+            and copied.has_ended(write.write_id)
+            for write in self._manifest.read(WriteRecord)
+        )
 
     def _store(self) -> None:
         """Store the last event, if that has not been done."""
