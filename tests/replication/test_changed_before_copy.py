@@ -19,7 +19,7 @@ from ingestd.replication.cycle import Step
 from ingestd.replication.dump.bootstrap import DumpStep
 from ingestd.storage.local import local_path
 from tests.support.replica import Replica, Side
-from tests.support.replica_changes import INSERT, alter, assert_same, renamed, with_column
+from tests.support.replica_changes import INSERT, alter, assert_same, renamed, truncate, with_column
 from tests.support.replica_following import Following, write
 from tests.support.replica_policies import new_pair
 from tests.support.replica_rows import Rows, insert, insert_batch, read_rows
@@ -204,6 +204,27 @@ def test_truncate_when_the_copy_has_no_later_rows_then_its_table_follows(
     assert following.load().bootstrapped == ("t",)
     report = following.cycle()
     assert (report.bootstrapped, report.lost) == ((), ())
+    assert_same(following)
+
+
+@pytest.mark.parametrize("step", [DumpStep.EVENTS, DumpStep.SNAPSHOT], ids=["after the events", "after the snapshot"])
+@pytest.mark.parametrize("has_write_id", [False, True], ids=["at once", "in a transaction"])
+def test_truncate_when_its_partition_is_dropped_before_the_copy_then_keeps_other_partitions(
+    following: Following, step: DumpStep, *, has_write_id: bool
+) -> None:
+    side, name = following.replica.source, _make_partitioned(following)
+
+    def change() -> None:
+        if has_write_id:
+            truncate(following, name, "day=a")
+        else:
+            truncate_at_once(side.metastore, name, ["day=a"])
+        drop_partitions(side.metastore, name, ["day=a"], delete_data=True)
+
+    _dump_with(following, change, step)
+    assert following.load().bootstrapped == ("t",)
+    following.cycle()
+    assert sorted(_rows(following, "t")) == [(2, "b"), (3, "b")]
     assert_same(following)
 
 

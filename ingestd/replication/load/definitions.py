@@ -427,7 +427,7 @@ class Definitions:
                 self._lose(table.name.table, f"the partition {name} is now at {member.location} on the source")
                 return
         write_id = write_id_of(message)
-        if is_truncation(message):
+        if is_truncation(message) and existing:  # no names would stand for the whole table
             self._truncate(table, [table.partition_name(values) for values in existing], write_id)
         changed, is_exact = [], self._is_exact(table, write_id)
         for member in described:
