@@ -40,6 +40,26 @@ def test_manifest_when_larger_than_a_chunk_then_is_read_in_order(tmp_path: Path)
     assert list(manifest.read(FunctionRecord)) == []
 
 
+@pytest.mark.parametrize(("kept", "forgotten"), [(3, 2), (3, 20_000), (12_000, 20_000), (0, 20_000)])
+def test_manifest_when_rewound_then_contains_the_records_before_and_after(
+    tmp_path: Path, kept: int, forgotten: int
+) -> None:
+    writer = ManifestWriter(LocalStorage(), str(tmp_path))
+    for number in range(kept):
+        writer.add(_file(number))
+    start = writer.position()
+    for number in range(forgotten):
+        writer.add(_file(-number))
+        writer.add(CONSTRAINT)
+    writer.rewind(start)
+    for number in range(kept, kept + 10_000):
+        writer.add(_file(number))
+    writer.finish()
+    manifest = Manifest(LocalStorage(), str(tmp_path))
+    assert list(manifest.read(FileRecord)) == [_file(number) for number in range(kept + 10_000)]
+    assert list(manifest.read(ConstraintRecord)) == []
+
+
 def test_manifest_when_unfinished_then_is_not_read(tmp_path: Path) -> None:
     ManifestWriter(LocalStorage(), str(tmp_path)).add(CONSTRAINT)
     with pytest.raises(ManifestIncomplete, match="is missing"):

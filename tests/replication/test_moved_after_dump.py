@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 
 import pytest
 from hive_metastore import ttypes
@@ -12,7 +13,7 @@ from hive_metastore import ttypes
 from ingestd.acid.layout import base_name
 from ingestd.hive.attachments import Constraint, ConstraintKind, add_constraints, list_constraints
 from ingestd.hive.client import Metastore
-from ingestd.hive.objects import alter_table, drop_table, table_names
+from ingestd.hive.objects import alter_table, drop_table, find_partitions, rename_partition, table_names
 from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import Transaction, abort, commit
 from ingestd.replication.dump.bootstrap import DumpStep
@@ -34,6 +35,7 @@ from tests.support.replica_tables import make_table
 from tests.support.stack import eventually
 
 _Change = Callable[[], None]
+_LOST_ROWS: Rows = [(0, "a"), (2, "b"), (3, "a")]
 _KEY_STATE = {"enable_cstr": False, "validate_cstr": False, "rely_cstr": True}
 
 
@@ -170,20 +172,68 @@ def test_table_when_recreated_after_its_rename_after_the_dump_then_both_follow(f
     _assert_followed(following)
 
 
-def test_table_when_renamed_while_it_is_listed_then_no_row_is_missing(following: Following) -> None:
-    side, (name,) = following.replica.source, _make(following, "t")
-    following.cycle()
-    insert(side, name, [(2, "b")])
-    compact(side, name, write_id=2, of_write_id=2)
-    with proxy(side.uri) as between, closing(Metastore(between.uri)) as source:
-        between.hold("get_all_table_constraints")
-        dumping = threading.Thread(target=following.dump, kwargs={"metastore": source})
-        dumping.start()
-        eventually("the listing", lambda: between.calls["get_all_table_constraints"] > 0)
-        alter(following, name, renamed("u"))
-        between.forward("get_all_table_constraints")
-        dumping.join()
+@pytest.mark.parametrize(
+    ("method", "is_partitioned"),
+    [
+        ("add_write_ids_to_min_history", False),
+        ("get_all_table_constraints", False),
+        ("get_partition_names", True),
+        ("get_partitions_by_names_req", True),
+    ],
+    ids=["before its snapshot", "before its files", "before its partitions", "before the files of its partitions"],
+)
+@pytest.mark.parametrize("is_swapped", [False, True], ids=["renamed", "swapped"])
+def test_table_when_renamed_while_it_is_listed_then_its_copy_has_its_own_rows(
+    following: Following, method: str, *, is_partitioned: bool, is_swapped: bool
+) -> None:
+    _make_lost(following, is_partitioned=is_partitioned)
+    _dump_while(following, method, _move(following, is_swapped=is_swapped))
+    assert following.load().bootstrapped == ("t",)
+    assert [_rows(following, table) for table in ("t", "other")] == [_LOST_ROWS, [(1, "a")]]
+    _assert_followed(following)
+
+
+def test_table_when_dropped_while_it_is_listed_then_target_drops_it(following: Following) -> None:
+    name = _make_lost(following, is_partitioned=True)
+    drop = partial(drop_table, following.replica.source.metastore, name, delete_data=True)
+    _dump_while(following, "get_partitions_by_names_req", drop)
     following.load()
+    assert table_names(following.replica.target.metastore, following.target) == ["other"]
+    _assert_followed(following)
+
+
+def test_partition_when_renamed_while_its_table_is_listed_then_no_row_is_missing(following: Following) -> None:
+    side, name = following.replica.source, _make_lost(following, is_partitioned=True)
+
+    def change() -> None:
+        (partition,) = find_partitions(side.metastore, name, ["day=a"])
+        partition.raw.values = ["z"]
+        rename_partition(side.metastore, name, ["a"], partition)
+
+    _dump_while(following, "get_partitions_by_names_req", change)
+    assert following.load().bootstrapped == ("t",)
+    assert _rows(following, "t") == [(0, "z"), (2, "b"), (3, "z")]
     following.cycle()
     following.cycle()
     assert_same(following)
+
+
+def _make_lost(following: Following, *, is_partitioned: bool) -> TableName:
+    """Create the tables t and other on both sides; the next dump copies t as a whole, which then has `_LOST_ROWS`."""
+    name, _ = _make(following, "t", "other", partitioned=is_partitioned)
+    following.cycle()
+    insert(following.replica.source, name, [(2, "b"), (3, "a")])
+    (local_path(following.directory.dumps()[-1].uri) / "_lost.t").write_text("for the test")
+    return name
+
+
+def _dump_while(following: Following, method: str, change: _Change) -> None:
+    """Dump, with a change before the first call of a method of the metastore takes effect."""
+    with proxy(following.replica.source.uri) as between, closing(Metastore(between.uri)) as source:
+        between.hold(method)
+        dumping = threading.Thread(target=following.dump, kwargs={"metastore": source})
+        dumping.start()
+        eventually(f"the call of {method}", lambda: between.calls[method] > 0)
+        change()
+        between.forward(method)
+        dumping.join()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -112,10 +112,7 @@ class AbortedRecord:
 
 @dataclass(frozen=True, slots=True)
 class WithoutDirectoryRecord:
-    """A partition, or a table if `partition` is '', that is listed as empty because its directory was missing.
-
-    So is a table of which only a part is listed, because it was renamed or dropped meanwhile.
-    """
+    """A partition, or a table if `partition` is '', that is listed as empty because its directory was missing."""
 
     kind: ClassVar[str] = "without_directory"
     table: str
@@ -132,6 +129,15 @@ class ExternalRecord:
 
 class ManifestIncomplete(ReplicationError):
     """A manifest lacks records that its summary counts, or has no summary, or a file that cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriterPosition:
+    """What a writer has written, by kind: the number of complete chunks, of lines after them, and of records."""
+
+    chunks: Mapping[str, int]
+    lines: Mapping[str, int]
+    counts: Mapping[str, int]
 
 
 class ManifestWriter:
@@ -158,6 +164,24 @@ class ManifestWriter:
         if self._bytes[record.kind] >= _CHUNK_BYTES:
             self._flush(record.kind)
 
+    def position(self) -> WriterPosition:
+        """Return the position after the last record."""
+        lines = {kind: len(some) for kind, some in self._lines.items()}
+        return WriterPosition(dict(self._chunks), lines, dict(self.counts))
+
+    def rewind(self, position: WriterPosition) -> None:
+        """Forget the records after an earlier position."""
+        for kind in self.counts:
+            first, last = position.chunks.get(kind, 0), self._chunks[kind]
+            if last > first:
+                self._lines[kind] = self._read(kind, first)
+                for chunk in range(first, last):
+                    self._storage.remove_file(self._file(kind, chunk))
+                self._chunks[kind] = first
+            del self._lines[kind][position.lines.get(kind, 0) :]
+            self._bytes[kind] = sum(map(len, self._lines[kind]))
+        self.counts = Counter(position.counts)
+
     def write_file(self, name: str, content: bytes) -> None:
         """Write a file that contains no records."""
         self._storage.write(child(self._directory, name), content)
@@ -171,9 +195,15 @@ class ManifestWriter:
     def _flush(self, kind: str) -> None:
         lines = self._lines.pop(kind)
         self._bytes[kind] = 0
-        name = f"{kind}-{self._chunks[kind]:06d}.jsonl"
-        self._chunks[kind] += 1
-        self.write_file(name, ("\n".join(lines) + "\n").encode())
+        if lines:
+            self._storage.write(self._file(kind, self._chunks[kind]), ("\n".join(lines) + "\n").encode())
+            self._chunks[kind] += 1
+
+    def _read(self, kind: str, chunk: int) -> list[str]:
+        return self._storage.read(self._file(kind, chunk)).decode().split("\n")[:-1]
+
+    def _file(self, kind: str, chunk: int) -> str:
+        return child(self._directory, f"{kind}-{chunk:06d}.jsonl")
 
 
 @dataclass(frozen=True, slots=True)

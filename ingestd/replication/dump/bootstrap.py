@@ -13,7 +13,9 @@ The steps, in an order that must not change:
 5. list the objects and files, into a directory that belongs to this attempt
 6. make sure that the transaction is still open, else start again
 
-An object that is dropped meanwhile is skipped, because its event follows.
+An object that is dropped meanwhile is skipped, because its event follows. The listing of a table that is renamed
+meanwhile, so that its files have moved, begins again under the present name. It is recorded under the name that it had
+in the snapshot, because the event of the rename follows.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from functools import partial
 
 from ingestd.acid.visibility import ValidWriteIds
 from ingestd.clock import Deadline, pause
-from ingestd.errors import InvalidTable, ReplicationError
+from ingestd.errors import InvalidTable, MetastoreUnavailable, ReplicationError
 from ingestd.hive.attachments import list_constraints, list_functions, list_references
 from ingestd.hive.events import EventLog
 from ingestd.hive.objects import (
@@ -59,6 +61,7 @@ from ingestd.replication.directory.manifest import (
     WithoutDirectoryRecord,
 )
 from ingestd.replication.directory.protocol import Dump
+from ingestd.replication.dump.moves import Moves, events_with_moves
 from ingestd.replication.dump.source_marks import require_source
 from ingestd.replication.dump.table_files import ListedFile, all_files, visible_files
 from ingestd.replication.exact_statistics import for_copy
@@ -69,6 +72,8 @@ from ingestd.storage.parallel import run_all
 
 _log = logging.getLogger(__name__)
 _LISTING_THREADS = 32
+# How often a table is listed at most because partitions of it are renamed meanwhile.
+_ATTEMPTS = 3
 # A partition may still have its old location so long after its directory was renamed.
 _RENAME_SECONDS, _POLL_SECONDS = 5.0, 0.2
 # Kinds whose files a bootstrap copies; those of external tables are copied by difference in every cycle.
@@ -107,12 +112,14 @@ def dump_bootstrap(source: Cluster, dump: Dump, options: BootstrapDumpOptions, s
         tables = [TableName(scope.database, name) for name in names]
         held.keep_files(tables)
         snapshot = wait_for_writers(source.metastore, tables, options.writers, stop)
+        moves = Moves(events_with_moves(log), scope.database, log.current_id())
         options.observe(DumpStep.SNAPSHOT)
         directory = f"manifest-{held.id}"
         location = source.storages.location(dump.uri)
         writer = ManifestWriter(source.storages.at(dump.uri), location.make_directory(directory))
         external: list[ExternalDirectory] = []
-        TableListing(source, snapshot, writer, external, options.observe).run(tables, scope.database)
+        listing = TableListing(source, snapshot, moves, moves.position, writer, external, options.observe)
+        listing.run(tables, scope.database)
         store_directories(writer, external)
         writer.add(BootstrapRecord(tuple(names), log.current_id()))
         writer.write_file(FINGERPRINT_FILE, fingerprint.encode())
@@ -132,14 +139,26 @@ def _require_complete(source: Cluster, name: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class _Listed:
+    """A table as it is now, its name in the manifest, and its write ids in the snapshot."""
+
+    table: TableObject
+    recorded: str
+    ids: ValidWriteIds
+
+
+@dataclass(frozen=True, slots=True)
 class TableListing:
     """Lists the objects of a snapshot into a manifest; appends the directories of external tables to `external`.
 
-    `recorded` contains the names of tables in the manifest, unless they are those on the source.
+    At the event `event`, the tables had the names that they have in the snapshot. `recorded` contains the names of
+    tables in the manifest, unless they are the same.
     """
 
     source: Cluster
     snapshot: TablesSnapshot
+    moves: Moves
+    event: int
     writer: ManifestWriter
     external: list[ExternalDirectory]
     observe: Callable[[DumpStep], None]
@@ -157,97 +176,128 @@ class TableListing:
                 self.writer.add(FunctionRecord(function.text))
 
     def add_tables(self, tables: Sequence[TableName]) -> list[TableName]:
-        """List the tables that exist, except materialized views; return their names."""
+        """List the tables that exist, except materialized views; return their names in the snapshot."""
         listed = []
         for name in tables:
-            table = find_table(self.source.metastore, name)
-            if table is not None and table.kind is not TableKind.MATERIALIZED_VIEW:
-                self._add_table(table, tables)
+            if self._add_table(name, tables):
                 listed.append(name)
                 self.observe(DumpStep.TABLE)
         return listed
 
-    def _recorded(self, table: TableObject) -> str:
-        return self.recorded.get(table.name.table, table.name.table)
+    def _add_table(self, name: TableName, others: Container[TableName]) -> bool:
+        """List a table, unless it does not exist or is a materialized view; return whether it was listed.
 
-    def _add_table(self, table: TableObject, listed: Container[TableName]) -> None:
-        """List a table, its constraints, and the foreign keys that refer to it, except those of tables in `listed`."""
-        name, recorded = table.name, self._recorded(table)
-        ids = self.snapshot.write_ids[name]
-        is_transactional = table.kind.is_transactional
-        self.writer.add(TableRecord(recorded, for_copy(table, ids).text, as_text(ids) if is_transactional else ""))
+        If it moves meanwhile, its records are forgotten, and made again where it is now. So they are if a partition is
+        renamed, but not for ever: if the load finds such a rename, the next dump contains the table.
+        """
+        attempts = 0
+        while True:
+            found, since = self._find(name), self.moves.position
+            if found is None and not self.moves.read():
+                return False
+            if found is not None:
+                attempts += 1
+                if self._is_added(found, others, since, accepts_moved_partitions=attempts == _ATTEMPTS):
+                    return True
+
+    def _find(self, name: TableName) -> _Listed | None:
+        """Return a table of the snapshot as it is now, unless it does not exist or is a materialized view."""
+        now = self.moves.name_after(self.event, name.table)
+        table = find_table(self.source.metastore, TableName(name.database, now)) if now is not None else None
+        if table is None or table.kind is TableKind.MATERIALIZED_VIEW:
+            return None
+        return _Listed(table, self.recorded.get(name.table, name.table), self.snapshot.write_ids[name])
+
+    def _is_added(
+        self, listed: _Listed, others: Container[TableName], since: int, *, accepts_moved_partitions: bool
+    ) -> bool:
+        """List a table; return False, without records, if it has moved since an event."""
+        table, start, external = listed.table, self.writer.position(), len(self.external)
+        failure: InvalidTable | NotFound | MetastoreUnavailable | None = None
         try:
-            own = list_constraints(self.source.metastore, name)
-            references = list_references(self.source.metastore, name)
-            for constraint in (*own, *(foreign for foreign in references if foreign.table not in listed)):
-                renamed = constraint.renamed(name.database, self.recorded)
-                self.writer.add(ConstraintRecord(recorded, constraint.kind.value, renamed.texts))
-            if table.kind is TableKind.EXTERNAL:
-                self.external.extend(directories(name.table, table.location, {}))
-            if table.partition_columns:
-                for some in by_call(all_partition_names(self.source.metastore, name)):
-                    self._add_partitions(table, list(find_partitions(self.source.metastore, name, some)), ids)
-            elif table.kind in _WITH_FILES:
-                self._add_files(table, {WHOLE_TABLE: table.location}, ids)
-        except (InvalidTable, NotFound):
-            if find_table(self.source.metastore, name) is not None:
-                raise
-            self.writer.add(WithoutDirectoryRecord(recorded, WHOLE_TABLE))
+            self._add(listed, others)
+        except (InvalidTable, NotFound, MetastoreUnavailable) as error:  # HMS has no answer for partitions of no table
+            failure = error
+        self.moves.read()
+        has_moved = self.moves.has_moved(since, table.name.table, table.location)
+        if not (has_moved or accepts_moved_partitions):
+            has_moved = self.moves.has_moved_below(since, table.location)
+        if has_moved:
+            self.writer.rewind(start)
+            del self.external[external:]
+        elif failure is not None:
+            raise failure
+        return not has_moved
 
-    def _add_partitions(self, table: TableObject, partitions: Sequence[PartitionObject], ids: ValidWriteIds) -> None:
+    def _add(self, listed: _Listed, others: Container[TableName]) -> None:
+        """List a table, its constraints, and the foreign keys that refer to it, except those of the tables `others`."""
+        table, name = listed.table, listed.table.name
+        write_ids = as_text(listed.ids) if table.kind.is_transactional else ""
+        self.writer.add(TableRecord(listed.recorded, for_copy(table, listed.ids).text, write_ids))
+        own = list_constraints(self.source.metastore, name)
+        references = list_references(self.source.metastore, name)
+        for constraint in (*own, *(foreign for foreign in references if foreign.table not in others)):
+            renamed = constraint.renamed(name.database, {**self.recorded, name.table: listed.recorded})
+            self.writer.add(ConstraintRecord(listed.recorded, constraint.kind.value, renamed.texts))
+        if table.kind is TableKind.EXTERNAL:
+            self.external.extend(directories(name.table, table.location, {}))
+        if table.partition_columns:
+            for some in by_call(all_partition_names(self.source.metastore, name)):
+                self._add_partitions(listed, list(find_partitions(self.source.metastore, name, some)))
+        elif table.kind in _WITH_FILES:
+            self._add_files(listed, {WHOLE_TABLE: table.location})
+
+    def _add_partitions(self, listed: _Listed, partitions: Sequence[PartitionObject]) -> None:
+        table = listed.table
         names = [table.partition_name(member.values) for member in partitions]
         for name, partition in zip(names, partitions, strict=True):
-            self.writer.add(PartitionRecord(self._recorded(table), name, for_copy(partition, ids).text))
+            self.writer.add(PartitionRecord(listed.recorded, name, for_copy(partition, listed.ids).text))
         if table.kind is TableKind.EXTERNAL:
             locations = {name: partition.location for name, partition in zip(names, partitions, strict=True)}
             self.external.extend(directories(table.name.table, table.location, locations)[1:])
         if table.kind in _WITH_FILES:
-            self._add_files(table, dict(zip(names, (partition.location for partition in partitions), strict=True)), ids)
+            self._add_files(listed, dict(zip(names, (partition.location for partition in partitions), strict=True)))
 
-    def _add_files(self, table: TableObject, locations: Mapping[str, str], ids: ValidWriteIds) -> None:
-        for partition, files in self._visible_files(table, locations, ids).items():
+    def _add_files(self, listed: _Listed, locations: Mapping[str, str]) -> None:
+        for partition, files in self._visible_files(listed, locations).items():
             aborted: set[int] = set()
             for file in files:
-                where = (self._recorded(table), partition, file.directory, file.name)
+                where = (listed.recorded, partition, file.directory, file.name)
                 self.writer.add(FileRecord(*where, file.uri, file.length, file.written))
                 if file.batch:
-                    aborted.update(write_id for write_id in ids.aborted if write_id in file.batch)
+                    aborted.update(write_id for write_id in listed.ids.aborted if write_id in file.batch)
             if aborted:
-                self.writer.add(AbortedRecord(self._recorded(table), partition, tuple(sorted(aborted))))
+                self.writer.add(AbortedRecord(listed.recorded, partition, tuple(sorted(aborted))))
 
-    def _visible_files(
-        self, table: TableObject, locations: Mapping[str, str], ids: ValidWriteIds
-    ) -> Mapping[str, list[ListedFile]]:
+    def _visible_files(self, listed: _Listed, locations: Mapping[str, str]) -> Mapping[str, list[ListedFile]]:
         """Return the files of each location of the table or its partitions.
 
-        There are none if the table or partition was dropped or renamed, because its event follows. A metastore renames
+        There are none if the table or partition was dropped or renamed, of which there is an event. A metastore renames
         a directory before its partition, so the dump waits for that. A directory that is still missing then has no rows
         for Hive, which creates it when it writes there; or the metastore hangs, and the load must copy the table again
         if the rename follows (WITHOUT_DIRECTORY).
         """
-        listed = self._list(table, locations, ids)
+        table, found = listed.table, self._list(listed, locations)
         longest = Deadline.after(_RENAME_SECONDS)
         without_directory = []
-        while missing := {name: locations[name] for name, files in listed.items() if files is None}:
+        while missing := {name: locations[name] for name, files in found.items() if files is None}:
             pause(_POLL_SECONDS)
-            listed |= self._list(table, missing, ids)
+            found |= self._list(listed, missing)
             current = self._locations(table, missing)
-            for name in [name for name in missing if listed[name] is None]:
+            for name in [name for name in missing if found[name] is None]:
                 if name not in current:
-                    listed[name] = []
-                    if name == WHOLE_TABLE:
-                        self.writer.add(WithoutDirectoryRecord(self._recorded(table), name))
+                    found[name] = []
                 elif current[name] != locations[name]:
                     raise NotFound("the directory was moved during the dump", where=locations[name])
                 elif longest.passed:
                     self._require_above(table, locations[name])
-                    listed[name] = []
+                    found[name] = []
                     without_directory.append(name)
-                    self.writer.add(WithoutDirectoryRecord(self._recorded(table), name))
+                    self.writer.add(WithoutDirectoryRecord(listed.recorded, name))
         if without_directory:
             first, count = locations[without_directory[0]], len(without_directory)
             _log.warning("the dump has no rows of %d missing directories of the table %s: %s", count, table.name, first)
-        return {name: files or [] for name, files in listed.items()}
+        return {name: files or [] for name, files in found.items()}
 
     def _require_above(self, table: TableObject, missing: str) -> None:
         """Raise NotFound if more than a directory is missing, for example because its file system is not mounted."""
@@ -255,18 +305,16 @@ class TableListing:
         if not self.source.storages.at(above).exists(above):
             raise NotFound("the directory does not exist", where=above, hint="check that its file system is mounted")
 
-    def _list(
-        self, table: TableObject, locations: Mapping[str, str], ids: ValidWriteIds
-    ) -> dict[str, list[ListedFile] | None]:
+    def _list(self, listed: _Listed, locations: Mapping[str, str]) -> dict[str, list[ListedFile] | None]:
         """Return the files of each location, None if it does not exist."""
-        calls = [partial(self._files, table, location, ids) for location in locations.values()]
+        calls = [partial(self._files, listed, location) for location in locations.values()]
         return dict(zip(locations, run_all(calls, _LISTING_THREADS), strict=True))
 
-    def _files(self, table: TableObject, location: str, ids: ValidWriteIds) -> list[ListedFile] | None:
+    def _files(self, listed: _Listed, location: str) -> list[ListedFile] | None:
         storage = self.source.storages.at(location)
         try:
-            if table.kind.is_transactional:
-                return list(visible_files(storage, location, ids, self.snapshot.transactions.is_committed))
+            if listed.table.kind.is_transactional:
+                return list(visible_files(storage, location, listed.ids, self.snapshot.transactions.is_committed))
             return list(all_files(storage, location))
         except NotFound:
             if storage.exists(location):

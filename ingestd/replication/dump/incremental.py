@@ -150,7 +150,8 @@ def _write_tables(
     """List the tables to bootstrap in a snapshot; return the names of all, whether they exist or not.
 
     A table that was renamed after the dump is listed under the name that it had at its end: the events that follow give
-    the copy its new name. If it is renamed before it is listed, it is listed in another snapshot.
+    the copy its new name. If it is renamed before its write ids are read, which may be those of another table then, it
+    is listed in another snapshot.
     """
     scope, metastore = changes.scope, source.metastore
     if not changes.bootstrapped(table_names(metastore, scope.database)):
@@ -171,13 +172,16 @@ def _write_tables(
         with ReadTransaction(metastore, f"ingestd repl dump {scope.database}") as held:
             held.keep_files(pending)
             snapshot = wait_for_writers(metastore, pending, options.writers, stop)
+            current = _current_names(moves, changes.position, table_names(metastore, scope.database))
+            settled = [name for name in pending if current.get(names[name]) == name.table]
+            event = moves.position
             options.observe(DumpStep.SNAPSHOT)
             recorded = {now: table for table, now in current.items()}
-            listing = TableListing(source, snapshot, writer, [], options.observe, recorded)
-            existing = listing.add_tables(pending)
+            listing = TableListing(source, snapshot, moves, event, writer, [], options.observe, recorded)
+            existing = listing.add_tables(settled)
             held.check()
         listed.update(names[name] for name in existing)
-        missed.update(set(pending).difference(existing))
+        missed.update(set(settled).difference(existing))
         current = _current_names(moves, changes.position, table_names(metastore, scope.database))
     return tuple(wanted)
 

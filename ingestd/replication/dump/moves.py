@@ -1,7 +1,8 @@
 """Follows tables, partitions and their directories through renames and drops: their names now, and their places.
 
 Invariant: an answer takes all renames and drops into account whose events the last call of `Moves.read` could read.
-What was looked up under a name or in a directory is looked up again if that has changed meanwhile (`Moves.look_up`).
+What was looked up under a name or in a directory is looked up again if that has changed meanwhile (`Moves.look_up`), or
+its listing begins again (`Moves.has_moved`).
 Events after the end of a dump count as well, because they have happened too.
 """
 
@@ -58,8 +59,9 @@ class Moves:
 
     def __init__(self, events: Callable[[int], Iterable[Event]], database: str, start: int) -> None:
         self.database = database
+        self.position = start
+        """The last event that was read."""
         self._events = events
-        self._last = start
         self._moves: list[Move] = []
         self._renames: list[Rename] = []
 
@@ -69,8 +71,8 @@ class Moves:
         Raises MetastoreUnavailable.
         """
         before = len(self._moves) + len(self._renames)
-        for event in self._events(self._last):
-            self._last = event.id
+        for event in self._events(self.position):
+            self.position = event.id
             # The event of a rename to or from another database may have that database.
             if event.database == self.database or (event.type == "ALTER_TABLE" and self.database in event.text):
                 self._add(event)
@@ -118,6 +120,16 @@ class Moves:
                     return None
                 table = rename.new
         return table
+
+    def has_moved(self, event: int, table: str, directory: str) -> bool:
+        """Return whether a table with this name and directory at an event was renamed, moved or dropped since."""
+        is_renamed = any(rename.event > event and rename.old == table for rename in self._renames)
+        return is_renamed or any(move.event > event and move.concerns(directory) for move in self._moves)
+
+    def has_moved_below(self, event: int, directory: str) -> bool:
+        """Return whether a partition below the directory of its table was renamed since an event."""
+        later = (move for move in self._moves if move.event > event and move.after is not None)
+        return any(move.before.startswith(f"{directory}/") for move in later)
 
     def name_before(self, event: int, table: str) -> str | None:
         """Return the name that a table had at an event; None if it came later, as far as renames and drops tell."""
