@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ingestd.hive.client import Metastore
 from ingestd.hive.events import EventLog
 from ingestd.hive.objects import drop_table
 from ingestd.hive.tables import TableName
@@ -90,3 +94,32 @@ def test_table_when_lost_and_recreated_after_the_events_of_a_dump_then_it_follow
         following.cycle()
     assert_same(following)
     assert read_rows(following.replica.target.metastore, TableName(following.target, "t")) == [(9, "z")]
+
+
+class _Refusing(Metastore):
+    """Asks for tables without a name in place of the table t, which the metastore refuses."""
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        if method == "create_table_req" and arguments[0].table.tableName == "t":
+            arguments = copy.deepcopy(arguments)
+            arguments[0].table.tableName = ""
+        return super().call(method, *arguments)
+
+
+def test_table_when_the_target_refuses_its_name_then_it_is_lost_and_others_continue(following: Following) -> None:
+    side, name, other = following.replica.source, following.name("t"), following.name("other")
+    make_table(side.metastore, other)
+    _fail_to_create(side, name)
+    following.cycle()
+    with closing(_Refusing(following.replica.target.uri)) as target:
+        make_table(side.metastore, name)
+        following.dump()
+        assert following.load(metastore=target).lost == ("t",)
+        changes = [lambda: drop_table(side.metastore, name, delete_data=True)]
+        following.dump(observe=lambda at: changes.pop()() if at is DumpStep.EVENTS and changes else None)
+        assert following.load(metastore=target).lost == ()
+        for lost in (("t",), ()):  # the first dump has the event of the drop
+            insert(side, other, [(1, "a")])
+            following.dump()
+            assert following.load(metastore=target).lost == lost
+            assert_same(following)

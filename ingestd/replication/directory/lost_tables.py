@@ -8,10 +8,11 @@ of the names of tables are percent-encoded: slashes are among those that Hive al
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from urllib.parse import quote, unquote
 
+from ingestd.hive.answers import MetastoreRefusal, UnknownCall
 from ingestd.storage.contract import AlreadyExists, Storage, child
 
 _log = logging.getLogger(__name__)
@@ -53,3 +54,13 @@ class LostTables:
                 with suppress(AlreadyExists):
                     self._storage.create(child(self._directory, _PREFIX + quote(name, safe="")), reason.encode())
                 self._tables.add(name)
+
+    @contextmanager
+    def if_refused(self, table: str, what: str) -> Iterator[None]:
+        """Give up a table if the metastore refuses a call of the `with` block; `what` is what the calls do."""
+        try:
+            yield
+        except UnknownCall:
+            raise
+        except MetastoreRefusal as refusal:
+            self.add(table, f"the metastore refused {what}: {refusal}")

@@ -355,7 +355,8 @@ class _Load:
         self._options.observe(ReplayStep.DEFINED)
         if record.type == "DROP_TABLE" or (record.type == "ALTER_TABLE" and is_move(record)):
             described = record.message.get("tableObjBeforeJson") or record.message["tableObjJson"]
-            forget_write_ids(self._target, self._name(record.table), TableObject.parse(described))
+            with self._lost.if_refused(record.table, "to forget the write ids of its name"):
+                forget_write_ids(self._target, self._name(record.table), TableObject.parse(described))
         if not is_repeatable(record):
             self._replay.forget()
             self._foreign_writes.forget()

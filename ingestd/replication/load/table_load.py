@@ -17,8 +17,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -26,7 +25,6 @@ from hashlib import sha256
 from itertools import groupby, islice
 
 from ingestd.errors import ReplicationError
-from ingestd.hive.answers import MetastoreRefusal, UnknownCall
 from ingestd.hive.attachments import Constraint, ConstraintKind, add_constraints
 from ingestd.hive.objects import (
     PartitionObject,
@@ -72,6 +70,7 @@ from ingestd.storage.contract import child
 _FILES_AT_ONCE = 100_000
 _PARTITIONS_AT_ONCE = 1000
 _LOADING_PREFIX = "ingestd_loading_"
+_COPY = "its copy"
 _PLAIN_NAME = re.compile(r"[a-z0-9_]{1,200}")
 
 
@@ -161,7 +160,7 @@ class TableLoad:
         placed = {}
         for record in self.manifest.read(TableRecord):
             if record.table not in lost:
-                with _losing(record.table, lost):
+                with lost.if_refused(record.table, _COPY):
                     placed[record.table] = self._create(record, without_directory.get(record.table, ()))
                 if record.table in lost:
                     self.drop(TableName(self.database, self.named(record.table)))
@@ -290,7 +289,7 @@ class TableLoad:
         for record in self.manifest.read(TableRecord):
             if record.write_ids and record.table in placed and not placed[record.table].is_complete:
                 table = placed[record.table].table
-                with _losing(record.table, lost):
+                with lost.if_refused(record.table, _COPY):
                     forget_write_ids(self.target, TableName(self.database, record.table), table)
                     replay.set_write_ids(table.name, parse(record.write_ids), aborted[record.table])
                 self.observe(LoadStep.WRITE_IDS)
@@ -300,14 +299,14 @@ class TableLoad:
         """Create the partitions of tables whose files are in place, and mark the tables as complete."""
         for name, records in groupby(self.manifest.read(PartitionRecord), key=lambda record: record.table):
             if name in placed and not placed[name].is_complete:
-                with _losing(name, lost):
+                with lost.if_refused(name, _COPY):
                     while some := list(islice(records, _PARTITIONS_AT_ONCE)):
                         self._add_partitions(placed[name], some)
                         self.observe(LoadStep.PARTITIONS)
         self._drop_lost(placed, lost)
         for name, target in placed.items():
             if not target.is_complete:
-                with _losing(name, lost):
+                with lost.if_refused(name, _COPY):
                     self._mark_complete(target.table.name)
         self._drop_lost(placed, lost)
         self.observe(LoadStep.COMPLETE)
@@ -354,7 +353,7 @@ class TableLoad:
             if table is None:
                 raise self._dropped(target.table.name)
             renamed = table.copied(final, table.stored_location, table.parameters)
-            with _losing(name, lost):
+            with lost.if_refused(name, _COPY):
                 if not rename_table(self.target, table, renamed):
                     lost.add(name, began)
             if name in lost and find_table(metastore, final) is None:  # the rename was refused
@@ -375,7 +374,7 @@ class TableLoad:
             some = [c for c in all_constraints if (c.kind is ConstraintKind.FOREIGN_KEY) == is_foreign]
             for name, constraints in groupby(some, key=lambda constraint: constraint.table):
                 if name.table in tables or find_table(self.target.metastore, name) is not None:
-                    with _losing(name.table, lost):
+                    with lost.if_refused(name.table, _COPY):
                         add_constraints(self.target.metastore, name, list(constraints))
         self.observe(LoadStep.CONSTRAINTS)
 
@@ -389,14 +388,3 @@ class TableLoad:
                 copied = constraint.copied(source, self.database)
                 copies[copied.kind, copied.table, copied.name] = copied
         return sorted(copies.values(), key=lambda constraint: constraint.table.table)
-
-
-@contextmanager
-def _losing(table: str, lost: LostTables) -> Iterator[None]:
-    """Lose a table if the metastore refuses a step of its load."""
-    try:
-        yield
-    except UnknownCall:
-        raise
-    except MetastoreRefusal as refusal:
-        lost.add(table, f"the metastore refused its copy: {refusal}")
