@@ -59,6 +59,7 @@ TABLE = {
     "hive.answers.UnknownCall": (False, 65),
     "hive.answers.MetastoreDeclined": (True, 65),
     "hive.answers.MetastoreDenied": (True, 77),
+    "hive.attachments.ConstraintsRefused": (False, 65),
     "hive.partitions.PartitionsRefused": (False, 65),
     "ingest.table.refused.RecordsRefused": (True, 1),
     "hive.events.EventsExpired": (False, 65),

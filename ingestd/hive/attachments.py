@@ -13,10 +13,11 @@ from typing import Any
 
 from hive_metastore import ttypes
 
-from ingestd.errors import InvalidTable
+from ingestd.errors import IngestdError, InvalidTable
 from ingestd.hive import thrift_json
+from ingestd.hive.answers import MetastoreDeclined, MetastoreRefusal, UnknownCall
 from ingestd.hive.client import CATALOG, Metastore
-from ingestd.hive.objects import Described, crafted_list
+from ingestd.hive.objects import Described, crafted_list, find_table
 from ingestd.hive.tables import WHOLE_TABLE, TableName
 
 _ENGINE = "hive"
@@ -88,6 +89,12 @@ class ConstraintKind(Enum):
     DEFAULT = "defaultConstraints"
     CHECK = "checkConstraints"
     FOREIGN_KEY = "foreignKeys"
+
+
+class ConstraintsRefused(IngestdError):
+    """The metastore refuses constraints of a table; `what` names them."""
+
+    exit_code = 65
 
 
 _KEYS = (ConstraintKind.PRIMARY_KEY, ConstraintKind.UNIQUE)
@@ -173,6 +180,13 @@ class Constraint:
         return TableName(column.table_db, column.table_name)
 
     @property
+    def column_names(self) -> frozenset[str]:
+        """The columns of the table that the constraint names, in lower case; a CHECK of the whole table names none."""
+        prefix = "fk" if self.kind is ConstraintKind.FOREIGN_KEY else ""
+        names = (getattr(column, f"{prefix}column_name") for column in self.columns)
+        return frozenset(name.lower() for name in names if name)
+
+    @property
     def parent(self) -> TableName | None:
         """The table to which a foreign key refers; None for other constraints."""
         if self.kind is not ConstraintKind.FOREIGN_KEY:
@@ -240,18 +254,54 @@ def add_constraints(metastore: Metastore, table: TableName, constraints: Sequenc
     """Create the constraints of one table that it does not have, except foreign keys that refer to no key.
 
     HMS refuses those: the other table is missing, or lacks the key, because it is not replicated, or not yet. Raises
-    InvalidTable if the table does not exist, MetastoreRefusal or MetastoreUnavailable.
+    InvalidTable if the table does not exist, ConstraintsRefused if the metastore refuses some constraints, when it has
+    the others, and MetastoreUnavailable.
     """
     known = {(constraint.kind, constraint.name) for constraint in list_constraints(metastore, table)}
-    for kind, spelling in _SPELLINGS.items():
-        new = [
-            constraint
-            for constraint in constraints
-            if constraint.kind is kind and (kind, constraint.name) not in known and _has_key(metastore, constraint)
-        ]
-        if new:
-            columns = [column for constraint in new for column in constraint.columns]
-            metastore.call(spelling.call, spelling.request(**{spelling.argument: columns}))
+    new = [
+        constraint
+        for constraint in constraints
+        if (constraint.kind, constraint.name) not in known and _has_key(metastore, constraint)
+    ]
+    refusals = _on_missing_columns(metastore, table, new) if new else {}
+    for kind in _SPELLINGS:
+        some = [constraint for constraint in new if constraint.kind is kind and constraint.name not in refusals]
+        if some:
+            refusals |= _add_of_kind(metastore, kind, some)
+    if refusals:
+        names, reason = ", ".join(refusals), next(iter(refusals.values()))
+        raise ConstraintsRefused(f"the metastore refuses the constraints {names}: {reason}", where=f"table {table}")
+
+
+def _on_missing_columns(metastore: Metastore, table: TableName, constraints: Sequence[Constraint]) -> dict[str, str]:
+    """Return the constraints on columns that the table does not have, with a reason.
+
+    HMS has no answer for them: it fails as if its database were busy (seen with 4.2.0).
+    """
+    existing = find_table(metastore, table)
+    if existing is None:
+        raise InvalidTable("the table does not exist", where=f"table {table}")
+    columns = {column.name for column in (*existing.columns, *existing.partition_fields)}
+    missing = ((constraint.name, sorted(constraint.column_names - columns)) for constraint in constraints)
+    return {name: f"the column {absent[0]} does not exist" for name, absent in missing if absent}
+
+
+def _add_of_kind(metastore: Metastore, kind: ConstraintKind, constraints: Sequence[Constraint]) -> dict[str, str]:
+    """Create constraints of one kind of one table; return the names of those that are refused, with a reason."""
+    spelling = _SPELLINGS[kind]
+    columns = [column for constraint in constraints for column in constraint.columns]
+    try:
+        metastore.call(spelling.call, spelling.request(**{spelling.argument: columns}))
+    except UnknownCall:
+        raise
+    except (MetastoreRefusal, MetastoreDeclined) as refusal:
+        if len(constraints) == 1:
+            return {constraints[0].name: refusal.what}
+        refusals: dict[str, str] = {}
+        for constraint in constraints:
+            refusals |= _add_of_kind(metastore, kind, [constraint])
+        return refusals
+    return {}
 
 
 def _has_key(metastore: Metastore, constraint: Constraint) -> bool:

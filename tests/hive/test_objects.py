@@ -11,6 +11,7 @@ from ingestd.hive.attachments import (
     ColumnStatistics,
     Constraint,
     ConstraintKind,
+    ConstraintsRefused,
     FunctionObject,
     add_constraints,
     create_function,
@@ -292,6 +293,49 @@ def test_constraints_when_copied_then_keep_their_names_and_columns(replica: Repl
     for _ in range(2):
         drop_constraint(target, key.table, key.name)
     assert [constraint.name for constraint in list_constraints(target, key.table)] == ["child_id"]
+
+
+def _on_missing_column(name: TableName) -> list[Constraint]:
+    """Return a constraint of each kind on a column that the table does not have."""
+    state = {"enable_cstr": False, "validate_cstr": False, "rely_cstr": True}
+    place, values = (name.database, name.table, "missing"), tuple(state.values())
+    return [
+        Constraint(ConstraintKind.PRIMARY_KEY, (ttypes.SQLPrimaryKey(*place, 1, "a_key", **state),)),
+        Constraint(ConstraintKind.UNIQUE, (ttypes.SQLUniqueConstraint("hive", *place, 1, "a_unique", *values),)),
+        Constraint(ConstraintKind.NOT_NULL, (ttypes.SQLNotNullConstraint("hive", *place, "a_not_null", *values),)),
+        Constraint(ConstraintKind.DEFAULT, (ttypes.SQLDefaultConstraint("hive", *place, "1", "a_default", *values),)),
+        Constraint(
+            ConstraintKind.FOREIGN_KEY,
+            (ttypes.SQLForeignKey(name.database, "parent", "id", *place, 1, 0, 0, "a_reference", "the_key", **state),),
+        ),
+    ]
+
+
+def test_constraints_when_the_metastore_refuses_some_then_the_table_has_the_others(replica: Replica) -> None:
+    metastore, there = replica.target.metastore, replica.name("there")
+    make_database(metastore, there)
+    for table in ("parent", "child"):
+        make_table(metastore, TableName(there, table))
+    own, state = TableName(there, "child"), {"enable_cstr": False, "validate_cstr": False, "rely_cstr": True}
+    keys = {
+        name: Constraint(ConstraintKind.PRIMARY_KEY, (ttypes.SQLPrimaryKey(there, table, "id", 1, name, **state),))
+        for name, table in (("the_key", "parent"), ("theirs", "child"), ("another", "child"))
+    }
+    add_constraints(metastore, TableName(there, "parent"), [keys["the_key"]])
+    for constraint in _on_missing_column(own):
+        with pytest.raises(ConstraintsRefused, match=f"the constraints {constraint.name}: .*missing"):
+            add_constraints(metastore, own, [constraint])
+    add_constraints(metastore, own, [keys["theirs"]])
+    uniques = [
+        Constraint(
+            ConstraintKind.UNIQUE,
+            (ttypes.SQLUniqueConstraint("hive", there, "child", column, 1, f"unique_{column}", *state.values()),),
+        )
+        for column in ("missing", "id", "day")
+    ]
+    with pytest.raises(ConstraintsRefused, match="unique_missing, another: the column missing does not exist"):
+        add_constraints(metastore, own, [keys["another"], *uniques])
+    assert {constraint.name for constraint in list_constraints(metastore, own)} == {"theirs", "unique_id", "unique_day"}
 
 
 def _constraints(database: str, table: str) -> list[Constraint]:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 
 import pytest
 from hive_metastore import ttypes
 
-from ingestd.hive.attachments import Constraint, ConstraintKind, add_constraints, list_constraints
+from ingestd.hive.attachments import Constraint, ConstraintKind, add_constraints, drop_constraint, list_constraints
 from ingestd.hive.objects import table_names
 from ingestd.hive.tables import TableName
 from ingestd.replication.directory.manifest import ConstraintRecord, Manifest
+from ingestd.replication.load.table_load import LoadStep
 from ingestd.replication.statements.scope import Scope
 from ingestd.storage.contract import child
 from ingestd.storage.storages import Storages
 from tests.support.replica import Replica
-from tests.support.replica_changes import INSERT, assert_same
+from tests.support.replica_changes import INSERT, alter, assert_same, renamed
 from tests.support.replica_copying import Copying, new_copying
 from tests.support.replica_following import Following, write
 from tests.support.replica_rows import compact
@@ -30,11 +32,17 @@ def copying(replica: Replica, tmp_path: Path) -> Copying:
 
 
 def _make_pair(following: Following, parent: TableName, dependent: TableName) -> None:
-    """Create two tables of the source, and a foreign key of the second one. Names and columns are in upper case."""
+    """Create two tables of the source, and a foreign key of the second one."""
     side = following.replica.source
     for name in (parent, dependent):
         make_table(side.metastore, name)
         write(side, name, INSERT)
+    _add_keys(following, parent, dependent)
+
+
+def _add_keys(following: Following, parent: TableName, dependent: TableName) -> None:
+    """Add a primary key and a foreign key to two tables of the source. Names and columns are in upper case."""
+    side = following.replica.source
     of_parent, of_child = ((name.database.upper(), name.table.upper(), "ID") for name in (parent, dependent))
     key = ttypes.SQLPrimaryKey(*of_parent, 1, "The_Key", **_STATE)
     add_constraints(side.metastore, parent, [Constraint(ConstraintKind.PRIMARY_KEY, (key,))])
@@ -95,3 +103,102 @@ def test_foreign_key_when_it_refers_to_another_database_then_the_table_is_copied
     following.cycle()
     assert (_constraints(following, "child"), following.marks().get("hive.repl.first.inc.pending")) == ([], None)
     assert_same(following)
+
+
+def _key(name: TableName, column: str, key: str) -> Constraint:
+    """Return a primary key of a table."""
+    return Constraint(
+        ConstraintKind.PRIMARY_KEY, (ttypes.SQLPrimaryKey(name.database, name.table, column, 1, key, **_STATE),)
+    )
+
+
+def _unique(name: TableName, key: str) -> Constraint:
+    """Return a unique key of a table."""
+    column = ttypes.SQLUniqueConstraint("hive", name.database, name.table, "day", 1, key, *_STATE.values())
+    return Constraint(ConstraintKind.UNIQUE, (column,))
+
+
+def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the warnings about constraints."""
+    return [record.getMessage() for record in caplog.records if "lacks constraints" in record.getMessage()]
+
+
+def _allow(following: Following, table: str) -> None:
+    """Drop the primary key that another client has added on the target."""
+    drop_constraint(following.replica.target.metastore, TableName(following.target, table), "theirs")
+
+
+@pytest.mark.parametrize("is_copied", [False, True], ids=["added", "copied"])
+def test_constraint_when_the_target_refuses_it_then_the_table_follows_and_gets_it_when_possible(
+    following: Following, caplog: pytest.LogCaptureFixture, *, is_copied: bool
+) -> None:
+    side, target = following.replica.source, following.replica.target.metastore
+    name, copy = following.name("t"), TableName(following.target, "t")
+    make_table(side.metastore, name)
+    write(side, name, INSERT)
+    following.cycle()
+
+    def add_another(step: Enum | None = None) -> None:
+        if step is LoadStep.REPLACED or not is_copied:
+            add_constraints(target, copy, [_key(copy, "day", "theirs")])
+
+    add_constraints(side.metastore, name, [_key(name, "id", "the_key"), _unique(name, "unique_day")])
+    if is_copied:
+        write(side, name, INSERT)
+        compact(side, name, write_id=2, of_write_id=2)
+        following.dump()
+        assert following.load(add_another).bootstrapped == ("t",)
+    else:
+        add_another()
+        following.cycle()
+    alter(following, name, renamed("u"))
+    for _ in range(2):
+        write(side, following.name("u"), INSERT)
+        report = following.cycle()
+        assert (report.bootstrapped, report.lost) == ((), ())
+        assert _constraints(following, "u") == ["theirs", "unique_day"]
+        assert_same(following)
+    (warning,) = _warnings(caplog)
+    assert "t lacks constraints" in warning
+    assert "the_key" in warning
+    _allow(following, "u")
+    for _ in range(2):
+        following.cycle()
+        assert _constraints(following, "u") == ["the_key", "unique_day"]
+    assert following.directory.dumps()[-1].unconstrained == ()
+
+
+def test_foreign_key_when_the_target_has_refused_the_key_of_its_parent_then_it_comes_with_the_key(
+    following: Following,
+) -> None:
+    parent, dependent = following.name("parent"), following.name("child")
+    for name in (parent, dependent):
+        make_table(following.replica.source.metastore, name)
+    following.cycle()
+    copy = TableName(following.target, "parent")
+    add_constraints(following.replica.target.metastore, copy, [_key(copy, "day", "theirs")])
+    _add_keys(following, parent, dependent)
+    following.cycle()
+    assert _constraints(following, "child") == []
+    _allow(following, "parent")
+    following.cycle()
+    assert (_constraints(following, "parent"), _constraints(following, "child")) == (["the_key"], ["the_reference"])
+
+
+def test_bootstrap_when_the_target_refuses_a_constraint_then_a_cycle_creates_it_when_possible(copying: Copying) -> None:
+    following = Following(copying.replica, copying.database, copying.target, copying.root)
+    name, copy = following.name("t"), TableName(following.target, "t")
+    make_table(following.replica.source.metastore, name)
+    add_constraints(following.replica.source.metastore, name, [_key(name, "id", "the_key")])
+    copying.dump()
+
+    def add_another(step: LoadStep) -> None:
+        if step is LoadStep.COMPLETE:
+            add_constraints(following.replica.target.metastore, copy, [_key(copy, "day", "theirs")])
+
+    copying.load(observe=add_another)
+    assert _constraints(following, "t") == ["theirs"]
+    following.cycle()
+    _allow(following, "t")
+    assert following.cycle().bootstrapped == ()
+    assert _constraints(following, "t") == ["the_key"]

@@ -22,6 +22,7 @@ from ingestd.replication.copying.copy import Copier
 from ingestd.replication.directory.protocol import Dump, DumpDirectory
 from ingestd.replication.dump.bootstrap import BootstrapDumpOptions, DumpStep, dump_bootstrap
 from ingestd.replication.load.bootstrap import BootstrapLoadOptions, load_bootstrap
+from ingestd.replication.load.table_load import LoadStep
 from ingestd.replication.statements.scope import Scope
 from ingestd.storage.storages import Storages
 from tests.support.patience import LIMIT
@@ -74,18 +75,18 @@ class Copying:
         self.directory.finish_dump(begun, metadata)
         return begun
 
-    def load(self, database: str = "") -> None:
+    def load(self, database: str = "", observe: Callable[[LoadStep], None] = lambda _: None) -> None:
         """Load the dump that is not loaded."""
         dump = self.directory.begin_load()
         assert isinstance(dump, Dump), dump
-        self.load_last(database)
+        self.load_last(database, observe)
         self.directory.finish_load(dump)
 
-    def load_last(self, database: str = "") -> None:
+    def load_last(self, database: str = "", observe: Callable[[LoadStep], None] = lambda _: None) -> None:
         """Load the last dump, and do not mark it as loaded."""
         target = Cluster(self.replica.target.metastore, Storages())
         dump = self.directory.dumps()[-1]
-        options = BootstrapLoadOptions(database or self.target, self.loading.external_base)
+        options = BootstrapLoadOptions(database or self.target, self.loading.external_base, observe=observe)
         metadata = self.directory.metadata(dump)
         load_bootstrap(target, dump, metadata, Copier(target.storages), options, threading.Event())
 

@@ -70,7 +70,8 @@ class DumpState:
 
     `from_event` is the last event that the target has when it has loaded the previous dump. For a bootstrap, it is the
     last event of the log before anything was read. `previous_scope` is the scope of the previous dump, if it differs.
-    `tables` could not be loaded from the previous dump, so they are bootstrapped.
+    `tables` could not be loaded from the previous dump, so they are bootstrapped. The target has refused constraints of
+    the tables `unconstrained`, so the dump contains all constraints of them.
     `fingerprint` is that of the event `from_event`, for an incremental dump; '' if an earlier release has dumped it.
     `began` is the Unix time of the source: the dump contains everything up to it, unless its manifest has UNTIL_FILE.
     """
@@ -81,6 +82,7 @@ class DumpState:
     from_event: int
     previous_scope: Scope | None = None
     tables: tuple[str, ...] = ()
+    unconstrained: tuple[str, ...] = ()
     fingerprint: str = ""
     began: int = field(default_factory=lambda: int(now()), compare=False)
 
@@ -101,6 +103,7 @@ class DumpState:
                 from_event=int(values["from_event"]),
                 previous_scope=Scope(**previous) if previous else None,
                 tables=tuple(values["tables"]),
+                unconstrained=tuple(values.get("unconstrained", ())),
                 fingerprint=str(values.get("fingerprint", "")),
                 began=int(values.get("began", 0)),
             )

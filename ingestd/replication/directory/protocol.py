@@ -14,6 +14,7 @@ is not a dump.
     _loader              the load that may place files (`copying/fence.py`)
     _finished_load       the next dump may begin, after the last event of this one
     _lost.TABLE          the target could not load this table, so the next dump contains all of it (`lost_tables.py`)
+    _refused.TABLE       the target refuses constraints of this table (`refused_constraints.py`)
     _non_recoverable     neither may continue until an administrator has fixed the cause
 
 Source: Hive's ReplDumpTask, ReplLoadTask and DumpMetaData, and the policy scheduling of replication V3.
@@ -40,6 +41,7 @@ from ingestd.replication.directory.dump_files import (
     decode_until,
 )
 from ingestd.replication.directory.lost_tables import lost_tables
+from ingestd.replication.directory.refused_constraints import tables_without_constraints
 from ingestd.replication.statements.scope import Scope
 from ingestd.storage.contract import AlreadyExists, NotFound, child
 from ingestd.storage.storages import Storages
@@ -84,6 +86,11 @@ class Dump:
     def lost(self) -> tuple[str, ...]:
         """The tables that the target could not load, sorted."""
         return lost_tables(self.names)
+
+    @property
+    def unconstrained(self) -> tuple[str, ...]:
+        """The tables of which the target refuses constraints, sorted."""
+        return tables_without_constraints(self.names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +182,7 @@ class DumpDirectory:
             metadata.to_event,
             previous_scope=previous if previous != scope else None,
             tables=loaded.lost,
+            unconstrained=loaded.unconstrained,
             fingerprint=self._fingerprint(loaded, metadata),
         )
         return self._begin(state)

@@ -30,7 +30,7 @@ from functools import partial
 from ingestd.acid.visibility import ValidWriteIds
 from ingestd.clock import Deadline, pause
 from ingestd.errors import InvalidTable, MetastoreUnavailable, ReplicationError
-from ingestd.hive.attachments import list_constraints, list_functions, list_references
+from ingestd.hive.attachments import list_functions
 from ingestd.hive.events import EventLog
 from ingestd.hive.objects import (
     PartitionObject,
@@ -51,7 +51,6 @@ from ingestd.replication.directory.dump_files import FINGERPRINT_FILE, DumpMetad
 from ingestd.replication.directory.event_records import BootstrapRecord
 from ingestd.replication.directory.manifest import (
     AbortedRecord,
-    ConstraintRecord,
     DatabaseRecord,
     FileRecord,
     FunctionRecord,
@@ -61,6 +60,7 @@ from ingestd.replication.directory.manifest import (
     WithoutDirectoryRecord,
 )
 from ingestd.replication.directory.protocol import Dump
+from ingestd.replication.dump.constraints import constraint_records
 from ingestd.replication.dump.moves import Moves, events_with_moves
 from ingestd.replication.dump.source_marks import require_source
 from ingestd.replication.dump.table_files import ListedFile, all_files, visible_files
@@ -234,11 +234,9 @@ class TableListing:
         table, name = listed.table, listed.table.name
         write_ids = as_text(listed.ids) if table.kind.is_transactional else ""
         self.writer.add(TableRecord(listed.recorded, for_copy(table, listed.ids).text, write_ids))
-        own = list_constraints(self.source.metastore, name)
-        references = list_references(self.source.metastore, name)
-        for constraint in (*own, *(foreign for foreign in references if foreign.table not in others)):
-            renamed = constraint.renamed(name.database, {**self.recorded, name.table: listed.recorded})
-            self.writer.add(ConstraintRecord(listed.recorded, constraint.kind.value, renamed.texts))
+        recorded = {**self.recorded, name.table: listed.recorded}
+        for record in constraint_records(self.source.metastore, name, recorded, others):
+            self.writer.add(record)
         if table.kind is TableKind.EXTERNAL:
             self.external.extend(directories(name.table, table.location, {}))
         if table.partition_columns:

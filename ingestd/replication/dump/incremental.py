@@ -11,6 +11,8 @@ not ended in the events, one that was external or in another directory, a manage
 written, one that was dropped after the dump when the columns of its partitions are read, and one of which it is not
 known whether it was overwritten without rows. It is listed in a snapshot after the last event of the dump, as in a dump
 of the whole database, and its events are left out. The target gets it under the name that it had at that event.
+
+The dump also contains the constraints of tables whose copies lack some, because the target has refused them.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from ingestd.replication.directory.manifest import ManifestWriter
 from ingestd.replication.directory.protocol import Dump
 from ingestd.replication.dump.bootstrap import DumpStep, TableListing
 from ingestd.replication.dump.changes import Changes, Wanted
+from ingestd.replication.dump.constraints import refused_constraints
 from ingestd.replication.dump.empty_overwrites import EmptyOverwrites, candidates
 from ingestd.replication.dump.moves import Moves, events_with_moves
 from ingestd.replication.dump.partition_columns import PartitionColumns
@@ -89,6 +92,11 @@ def dump_incremental(
     _write_changes(source, moves, changes, writer)
     if tables := _write_tables(source, moves, changes, writer, options, stop):
         writer.add(BootstrapRecord(tables, log.current_id()))
+    refused = refused_constraints(source.metastore, moves, state.unconstrained, state.from_event, changes.position)
+    for table, records in refused.items():
+        if table not in tables and state.scope.contains(table):
+            for record in records:
+                writer.add(record)
     store_directories(writer, list(_external_directories(source, state.scope)))
     if changes.position >= newest:
         writer.add(TransactionsRecord(transactions.text))

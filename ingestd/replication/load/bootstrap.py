@@ -41,7 +41,9 @@ from ingestd.replication.directory.event_records import BootstrapRecord
 from ingestd.replication.directory.lost_tables import LostTables
 from ingestd.replication.directory.manifest import DatabaseRecord, FunctionRecord, Manifest
 from ingestd.replication.directory.protocol import Dump
+from ingestd.replication.directory.refused_constraints import RefusedConstraints
 from ingestd.replication.external import mirrors, read_directories
+from ingestd.replication.load.constraints import create_constraints
 from ingestd.replication.load.table_load import LoadStep, TableLoad
 from ingestd.replication.marks import (
     CHECKPOINT,
@@ -103,7 +105,9 @@ def load_bootstrap(
         load.drop_others(placed)
         load.copy_external(copier, copied, stop)
         load.create_functions()
-        tables.create_constraints(placed, dump.state.scope.database, lost)
+        refused = RefusedConstraints(storage, dump.uri, dump.state.unconstrained)
+        create_constraints(target.metastore, manifest, dump.state.scope.database, options.database, lost, refused)
+        options.observe(LoadStep.CONSTRAINTS)
         load.store_last_event(metadata.to_event)
     return copied.report(0, sorted(name for name in placed if name not in lost), lost.names)
 

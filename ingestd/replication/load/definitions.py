@@ -176,8 +176,8 @@ class Definitions:
 
         `columns` are the columns that partitions of its table then have.
 
-        Raises ReplicationError for a type that is not known, and the errors of the metastore, except its refusals to
-        change a table.
+        Raises ReplicationError for a type that is not known, ConstraintsRefused if the target has refused constraints
+        and nothing else, and the errors of the metastore, except its refusals to change a table.
         """
         handler = self._handlers.get(record.type)
         if handler is None:

@@ -48,7 +48,9 @@ from ingestd.replication.directory.event_records import (
 from ingestd.replication.directory.lost_tables import LostTables
 from ingestd.replication.directory.manifest import Manifest
 from ingestd.replication.directory.protocol import Dump
+from ingestd.replication.directory.refused_constraints import RefusedConstraints
 from ingestd.replication.external import mirrors, read_directories
+from ingestd.replication.load.constraints import create_constraints
 from ingestd.replication.load.copy_ahead import CopyAhead
 from ingestd.replication.load.definitions import Definitions, is_repeatable
 from ingestd.replication.load.foreign_writes import ForeignWrites
@@ -112,6 +114,7 @@ def load_incremental(
         load.drop_newer_tables()
         load.replay_events(copier, stop)
         load.copy_tables(copier, stop)
+        load.create_constraints()
         load.copy_external(copier, stop)
         load.finish()
     return load.report()
@@ -150,6 +153,7 @@ class _Load:
         self._accepts_missing = self._is_first or self._settled > self._last
         self._plan = CyclePlan.of(manifest.read(EventRecord), self._last)
         self._lost = lost = LostTables(storage, dump.uri, self._plan.renamed)
+        self._refused = RefusedConstraints(storage, dump.uri, dump.state.unconstrained, self._plan.renamed)
         self._definitions = Definitions(
             target,
             metadata.scope.database,
@@ -350,7 +354,8 @@ class _Load:
         if replayed is not None:
             # Another record in its place is one whose transaction commits.
             outcome = self._plan.outcomes.of_change(record) if replayed is record else Outcome.COMMITTED
-            self._definitions.apply(replayed, outcome, self._partition_columns.take(record.event))
+            with self._refused.noting(record.table):
+                self._definitions.apply(replayed, outcome, self._partition_columns.take(record.event))
         self._unstored = record.event
         self._options.observe(ReplayStep.DEFINED)
         if record.type == "DROP_TABLE" or (record.type == "ALTER_TABLE" and is_move(record)):
@@ -447,12 +452,18 @@ class _Load:
             )
             placed = tables.copy_all(self._lost, copier, self._copied, stop)
             tables.replace_tables(placed, self._lost)
-            tables.create_constraints(placed, self._metadata.scope.database, self._lost)
             for name in record.tables:
                 if name not in placed and name not in self._lost:
                     tables.drop(self._name(name))
             self._settled = record.settled
             self._bootstrapped = tuple(sorted(name for name in placed if name not in self._lost))
+
+    def create_constraints(self) -> None:
+        """Create the constraints of the copied tables, and those that the target has refused before."""
+        databases = self._metadata.scope.database, self._options.database
+        create_constraints(self._target.metastore, self._manifest, *databases, self._lost, self._refused)
+        if self._replaced:
+            self._options.observe(LoadStep.CONSTRAINTS)
 
     def copy_external(self, copier: Copier, stop: threading.Event) -> None:
         """Copy the directories of external tables as they are now."""

@@ -25,7 +25,6 @@ from hashlib import sha256
 from itertools import groupby, islice
 
 from ingestd.errors import ReplicationError
-from ingestd.hive.attachments import Constraint, ConstraintKind, add_constraints
 from ingestd.hive.objects import (
     PartitionObject,
     TableKind,
@@ -45,7 +44,6 @@ from ingestd.replication.copying.transfer import CopyFile
 from ingestd.replication.directory.lost_tables import LostTables
 from ingestd.replication.directory.manifest import (
     AbortedRecord,
-    ConstraintRecord,
     FileRecord,
     Manifest,
     PartitionRecord,
@@ -359,32 +357,3 @@ class TableLoad:
             if name in lost and find_table(metastore, final) is None:  # the rename was refused
                 self._drop_lost(placed, lost)
             self.observe(LoadStep.REPLACED)
-
-    # --- constraints
-
-    def create_constraints(self, tables: Collection[str], source: str, lost: LostTables) -> None:
-        """Create the constraints of tables, and the foreign keys of other tables that refer to them, these last.
-
-        `source` is the database of the dump. The metastore drops a foreign key with the table to which it refers, so
-        one of a table that is not copied again must be created again. A table whose constraints the metastore refuses
-        is lost.
-        """
-        all_constraints = self._constraints(tables, source)
-        for is_foreign in (False, True):
-            some = [c for c in all_constraints if (c.kind is ConstraintKind.FOREIGN_KEY) == is_foreign]
-            for name, constraints in groupby(some, key=lambda constraint: constraint.table):
-                if name.table in tables or find_table(self.target.metastore, name) is not None:
-                    with lost.if_refused(name.table, _COPY):
-                        add_constraints(self.target.metastore, name, list(constraints))
-        self.observe(LoadStep.CONSTRAINTS)
-
-    def _constraints(self, tables: Collection[str], source: str) -> list[Constraint]:
-        """Return each constraint once, sorted by its table; earlier releases list a foreign key with both of them."""
-        copies = {}
-        for record in self.manifest.read(ConstraintRecord):
-            constraint = Constraint.parse(ConstraintKind(record.constraint), record.texts)
-            parent = constraint.parent
-            if record.table in tables or (parent and parent.database == source and parent.table in tables):
-                copied = constraint.copied(source, self.database)
-                copies[copied.kind, copied.table, copied.name] = copied
-        return sorted(copies.values(), key=lambda constraint: constraint.table.table)
