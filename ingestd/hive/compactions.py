@@ -81,7 +81,10 @@ class Compaction:
 
     @property
     def is_being_cleaned(self) -> bool:
-        """Whether the cleaner is removing what the compaction has replaced, or has failed to, if there is an error."""
+        """Whether the cleaner has begun to remove what the compaction has replaced.
+
+        If there is an error, it is that of an earlier attempt, or this one has failed; the entry does not tell which.
+        """
         return self.state == "ready for cleaning" and self.cleaner_started > 0
 
     @property

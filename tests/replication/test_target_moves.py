@@ -350,7 +350,19 @@ def _entry(following: Following) -> Compaction:
     return [entry for entry in entries if entry.table == TableName(following.target, "t")][-1]
 
 
-def test_load_when_the_cleaner_has_failed_for_a_partition_then_renames_it(following: Following) -> None:
+class _HourLater(Metastore):
+    """Answers that the cleaner began its attempts an hour earlier."""
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        answer = super().call(method, *arguments)
+        if method == _Call.LOOK.value:
+            for entry in answer:
+                entry.cleanerStart = (entry.cleanerStart or 0) - 3_600_000
+        return answer
+
+
+def test_load_when_the_cleaner_has_failed_and_may_try_again_then_waits_for_an_hour(following: Following) -> None:
+    """While it tries again, the entry of the queue is the same as after a failure."""
     side, name = following.replica.source, following.name("t")
     metastore = following.replica.target.metastore
     make_table(side.metastore, name, partitioned=True)
@@ -366,7 +378,10 @@ def test_load_when_the_cleaner_has_failed_for_a_partition_then_renames_it(follow
     obstacle.rmdir()
     _rename_partition(side, following)
     following.dump()
-    assert following.load().lost == ()
+    with pytest.raises(CompactionRunning, match=r"is being cleaned up.*may be trying again"):
+        following.load()
+    with closing(_HourLater(following.replica.target.uri)) as metastore:
+        assert following.load(metastore=metastore).lost == ()
     source, target = _rows(following, "t")
     assert target == source
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from ingestd.clock import Deadline, pause
+from ingestd.clock import Deadline, now, pause
 from ingestd.errors import Unavailable
 from ingestd.hive import objects, truncation
 from ingestd.hive.compactions import Beginning, Compaction, last_beginning, read_at_work, read_begun_after
@@ -37,6 +37,13 @@ from ingestd.replication.marks import MOVED, owns_files
 
 _WAIT_SECONDS = 20.0
 _POLL_SECONDS = 0.2
+# An attempt of the cleaner lasts no longer. Its beginning is a time of the metastore's database.
+_LONGEST_ATTEMPT_SECONDS = 3600.0
+_HINT = "the load is repeated until the compaction has ended; SHOW COMPACTIONS lists it"
+_FAILED_HINT = (
+    "the cleaner has failed ({}), and may be trying again: the load is repeated until it has succeeded, or for an hour"
+    " after its last attempt"
+)
 
 
 class CompactionRunning(Unavailable):
@@ -213,16 +220,18 @@ def _busy(target: Cluster, at_work: Sequence[Compaction], first: Sequence[Compac
     """Return the compactions at work of which a worker or the cleaner is busy; `first` is the first look at them.
 
     The queue keeps a worker that has died for a day (hive.compactor.worker.timeout), although its transaction ends in
-    minutes, if it had one. The cleaner keeps an entry for which it has failed, and tries again after minutes or hours
-    (hive.compactor.cleaner.retry.retention.time). Two others look the same for a moment: a worker that has not yet
-    stored its transaction, and a cleaner that tries again. So such an entry is idle if it has not changed since the
-    first look. A worker stores its transaction before it lists the files.
+    minutes, if it had one. A worker that has not yet stored its transaction looks the same for a moment. So such an
+    entry is idle if it has not changed since the first look. A worker stores its transaction before it lists the files.
+
+    The cleaner keeps an entry for which it has failed, and tries again after minutes or hours
+    (hive.compactor.cleaner.retry.retention.time). The error of the last attempt stays in the entry meanwhile, so nobody
+    knows whether the attempt that has begun last is at work or has failed. It is idle if that was long ago.
     """
     ended = ended_transactions(target.metastore, [work.txn_id for work in at_work if work.txn_id])
 
     def is_certain(compaction: Compaction) -> bool:
         if compaction.is_being_cleaned:
-            return not compaction.error
+            return not compaction.error or now() - compaction.cleaner_started < _LONGEST_ATTEMPT_SECONDS
         return compaction.txn_id > 0 and compaction.txn_id not in ended
 
     return [compaction for compaction in at_work if compaction not in first or is_certain(compaction)]
@@ -232,8 +241,9 @@ def _running(compaction: Compaction) -> CompactionRunning:
     part = f", partition {compaction.partition}" if compaction.partition else ""
     transaction = f" in the transaction {compaction.txn_id}" if compaction.txn_id else ""
     work = "is being cleaned up" if compaction.is_being_cleaned else f"is running{transaction}"
+    hint = _FAILED_HINT.format(compaction.error) if compaction.is_being_cleaned and compaction.error else _HINT
     return CompactionRunning(
         f"the compaction {compaction.id} {work}, and the load must move or remove the files",
         where=f"table {compaction.table}{part}",
-        hint="the load is repeated until the compaction has ended; SHOW COMPACTIONS lists it",
+        hint=hint,
     )
