@@ -7,15 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from ingestd.hive.objects import table_names
+from ingestd.acid.layout import base_name
+from ingestd.hive.objects import alter_partitions, find_partitions, table_names
 from ingestd.hive.tables import TableName
+from ingestd.hive.transactions import commit
 from ingestd.replication.load.table_load import LoadStep
 from ingestd.storage.local import local_path
 from tests.support.replica import Replica
 from tests.support.replica_changes import INSERT, alter, assert_same, renamed
 from tests.support.replica_copying import new_copying
-from tests.support.replica_following import Following, write
-from tests.support.replica_rows import Rows, compact, insert, read_rows, table_of
+from tests.support.replica_following import Following, place_files, write
+from tests.support.replica_rows import Rows, begin_locked, compact, insert, read_rows, table_of
 from tests.support.replica_tables import make_table
 
 _WHITELIST = "metastore.partition.name.whitelist.pattern"
@@ -118,3 +120,29 @@ def test_table_when_a_directory_has_its_new_name_then_the_next_cycle_copies_it_t
         following.cycle()
         assert _target_tables(following) == ["u"]
         assert_same(following)
+
+
+@pytest.mark.parametrize("folders", [("base_{w}",), ()], ids=["with rows", "without rows"])
+def test_table_when_lost_before_an_overwrite_of_it_commits_then_keeps_its_rows(
+    following: Following, refusing: None, folders: tuple[str, ...]
+) -> None:
+    """The target has the write id of the overwrite, which becomes valid there with the transaction."""
+    side, name = following.replica.source, following.name("t")
+    make_table(side.metastore, name, partitioned=True)
+    insert(side, name, [(1, "a")])
+    following.cycle()
+    txn, write_id = begin_locked(side, name, "day=a")
+    following.cycle()
+    (partition,) = find_partitions(side.metastore, name, ["day=a"])
+    if folders:
+        place_files(side, name, txn, write_id, folders, "day=a")
+    else:
+        (local_path(partition.location) / base_name(write_id)).mkdir()
+        alter_partitions(side.metastore, name, [partition.with_write_id(write_id)])
+    side.metastore.call("append_partition", name.database, name.table, ["B"])
+    commit(side.metastore, txn)
+    assert following.cycle().lost == ("t",)
+    assert _rows(following, "t") == [(1, "a")]
+    _accept(following)
+    assert following.cycle().bootstrapped == ("t",)
+    assert_same(following)

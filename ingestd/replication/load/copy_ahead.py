@@ -1,7 +1,8 @@
 """Copies the files of many commits at once, before the events of their tables are replayed.
 
 Invariant: when an event of a table is replayed, the files of the next commits of the table are in place, or the table
-is lost (`directory/lost_tables.py`). Before a commit makes files of a lost table visible, they are removed.
+is lost (`directory/lost_tables.py`). Before a commit makes files of a lost table visible, or an empty base, they are
+removed.
 
 Files under write ids that are not committed are invisible, so one copy places the files of all commits that it can. It
 must not run ahead of an event that moves or removes the directory (a barrier): the files of a commit are copied as soon
@@ -12,16 +13,18 @@ job, and a file that has vanished is noticed before anything of its table is rep
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from ingestd.acid.layout import base_name
 from ingestd.hive.objects import TableObject
 from ingestd.hive.replay import Replay
 from ingestd.replication.copying.copy import Copier, Progress
 from ingestd.replication.copying.report import Copied
 from ingestd.replication.copying.transfer import CopyFile
 from ingestd.replication.cycle_plan import CyclePlan
-from ingestd.replication.directory.event_records import WrittenFileRecord
+from ingestd.replication.directory.event_records import EmptyBaseRecord, WrittenFileRecord
 from ingestd.replication.directory.lost_tables import LostTables
 from ingestd.replication.directory.manifest import Manifest
 from ingestd.replication.load.definitions import Definitions
@@ -76,22 +79,25 @@ class CopyAhead:
         return True
 
     def remove(self, event: int, files: Iterable[WrittenFileRecord], check: Callable[[], None]) -> None:
-        """Remove the copies of files of the commit `event` that it would make visible although their tables are lost.
+        """Remove what the commit `event` would make visible of lost tables: the copies of `files`, and empty bases.
 
-        The write id of a lost table becomes valid with the transaction if it was allocated before the table was lost.
-        `check` is called before each change.
+        The write id of a lost table becomes valid with the transaction if it was allocated before the table was lost. A
+        base hides older rows even when it is empty, so directories are removed. `check` is called before each change.
         """
-        mapped: dict[tuple[str, int], bool] = {}
+        places: dict[tuple[str, int], set[tuple[str, str]]] = defaultdict(set)
         for record in files:
-            write, table = (record.table, record.write_id), self.definitions.find(record.table)
-            if record.table not in self.lost or table is None:
-                continue
-            if write not in mapped:
-                mapped[write] = self.replay.has(self.plan.commits[event], table.name, record.write_id)
-            if mapped[write]:
-                check()
-                file = self._copy_of(record, table).target
-                self.storages.at(file).remove_file(file)
+            if record.directory:  # else the file is in none of a write, and visible in any case
+                places[record.table, record.write_id].add((record.partition, record.directory.partition("/")[0]))
+        for base in self.manifest.read(EmptyBaseRecord) if self.lost.names else ():
+            if base.event <= event:
+                places[base.table, base.write_id].add((base.partition, base_name(base.write_id)))
+        for (name, write_id), of_write in places.items():
+            table = self.definitions.find(name) if name in self.lost else None
+            if table is not None and self.replay.has(self.plan.commits[event], table.name, write_id):
+                for partition, written in sorted(of_write):
+                    check()
+                    directory = child(table.location, *filter(None, [partition]), written)
+                    self.storages.at(directory).remove(directory)
 
     def _committed_later(self) -> Iterator[WrittenFileRecord]:
         """Yield the files of the commits that are not replayed yet."""
