@@ -88,11 +88,11 @@ def _rows(following: Following, table: str) -> tuple[Rows, Rows]:
     )
 
 
-def _table(partitioned: bool, rows: str) -> str:
-    """Return the text of a transactional table."""
+def _table(partitioned: bool, rows: str | None) -> str:
+    """Return the text of a transactional table; `rows` is the count in its statistics."""
     keys = [ttypes.FieldSchema("day", "string")] if partitioned else []
     storage = ttypes.StorageDescriptor(location="file:/w/t")
-    parameters = {"transactional": "true", "numRows": rows}
+    parameters = {"transactional": "true", **({} if rows is None else {"numRows": rows})}
     table = ttypes.Table(dbName="d", tableName="t", sd=storage, partitionKeys=keys, parameters=parameters)
     return thrift_json.encode(table)
 
@@ -122,6 +122,13 @@ def test_candidates_when_altered_under_a_write_id_without_files_then_are_looked_
     others: list[dict[str, str | int]] = [{"isTruncateOp": "true"}, {"writeId": 0}]
     names = {"tableObjBeforeJson": before, "tableObjAfterJson": after}
     assert candidates([_event(5, "ALTER_TABLE", **names, **other) for other in others], []) == []
+
+
+@pytest.mark.parametrize(("count", "has_rows"), [("7", True), ("0", False), ("-1", False), (None, False)])
+def test_candidate_when_statistics_do_not_count_rows_then_may_be_empty(count: str | None, *, has_rows: bool) -> None:
+    table = _table(partitioned=False, rows=count)
+    event = _event(5, "ALTER_TABLE", tableObjBeforeJson=table, tableObjAfterJson=table)
+    assert candidates([event], []) == [Candidate(5, "t", "", 3, "file:/w/t", has_rows)]
 
 
 def test_candidates_when_of_partitions_then_are_those_without_files() -> None:

@@ -73,13 +73,17 @@ def candidates(events: Iterable[EventRecord], writes: Sequence[CommittedWrite]) 
         for partition, described in altered:
             key = event.table, partition, write_id
             if key not in named:
-                has_rows = described.parameters.get("numRows", "0") != "0"
-                found[key] = Candidate(event.event, *key, described.location, has_rows)
+                found[key] = Candidate(event.event, *key, described.location, _has_rows(described))
     return sorted(found.values(), key=lambda candidate: candidate.event)
 
 
 def _key(write: CommittedWrite) -> tuple[str, str, int]:
     return write.write.table.table, write.write.partition, write.write.write_id
+
+
+def _has_rows(described: TableObject | PartitionObject) -> bool:
+    """Return whether statistics count rows; the count is absent or negative if it is not known."""
+    return int(described.parameters.get("numRows") or -1) > 0
 
 
 def _altered(
