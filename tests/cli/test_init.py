@@ -229,6 +229,7 @@ def test_proposed_columns_then_have_the_narrowest_type_that_stores_every_value()
     ("sample", "expected", "columns"),
     [
         ([b'{"a": 1}', b"{"], {}, "a bigint"),  # one is damaged
+        (["\ufeff{\"a\": 1}".encode()], {}, "a bigint"),
         (_records([{"a": 1}], []), {"type": "json", "records": "array"}, "a bigint"),
         ([b'{"a": 1}\n{"b": 2}\n'], {"type": "json", "records": "lines"}, "a bigint, b bigint"),
         (

@@ -73,7 +73,7 @@ MALFORMED = [
         b"{}{}",
         b"{} x",
         b"x {}",
-        b"\xef\xbb\xbf{}",
+        b" \xef\xbb\xbf{}",
         b"\xff{}",
         b'{"a"}',
     ),

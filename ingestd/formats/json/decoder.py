@@ -5,7 +5,8 @@ texts that are dates, timestamps and decimals because of a schema in the record.
 
 | Column | Accepts | Rejects | Hive 4 JsonSerDe |
 |---|---|---|---|
-| the record | one JSON object | text after it, invalid UTF-8, over 200 levels | ignores text after it |
+| the record | one JSON object, or a byte order mark and one | text after it, invalid UTF-8, over 200 levels | ignores \
+text after it |
 | its fields | at least one is a column, or there are none | fields, none of which is a column | a row of NULLs |
 | a field | name (case-insensitive), the last wins; missing or null: NULL; unknown: ignored | | same |
 | tinyint … bigint | whole numbers in range: 5, 5.0, 1e3, "5" | fraction, out of range, all else | wraps, truncates, 0 |

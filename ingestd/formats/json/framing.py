@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingestd.formats.decoder import NEWLINE, Lines, is_utf8, join_lines
-from ingestd.formats.json.record import MAX_DEPTH
+from ingestd.formats.json.record import MARK, MAX_DEPTH
 
 Mask = npt.NDArray[np.bool_]
 
@@ -42,7 +42,7 @@ def frame(values: Sequence[bytes]) -> tuple[bytes, Mask, Mask]:
 
     Also returns which others are replaced, because they are certainly no objects of JSON.
     """
-    text = join_lines(values)
+    text, originals = join_lines(values), values
     replaced, refused = np.zeros((2, len(values)), np.bool_)
     if _count(text, NEWLINE) >= len(values):
         values = [value.strip(_BLANKS).replace(b"\n", b"\t") for value in values]
@@ -51,7 +51,7 @@ def frame(values: Sequence[bytes]) -> tuple[bytes, Mask, Mask]:
     if len(faulty):
         lines = list(values)
         for index in faulty.tolist():
-            line = lines[index].strip(_BLANKS)
+            line = originals[index].removeprefix(MARK).strip(_BLANKS).replace(b"\n", b"\t")
             refused[index] = not (line[:1] == b"{" and line[-1:] == b"}" and is_utf8(line))
             replaced[index] = not refused[index] and (_has_second_root(line) or _may_nest(line))
             lines[index] = _EMPTY if refused[index] or replaced[index] else line

@@ -27,7 +27,7 @@ MAX_DEPTH = 200
 _MAX_KNOWN_NAMES = 10_000
 _BEFORE_ITEMS = b"[{,"  # an item of an array or a map follows one of these letters
 _MEMBERS = (b":{", b": {", b":null", b": null")  # objects and nulls behind a name, which are no items of arrays
-_MARK = b"\xef\xbb\xbf"  # the byte order mark
+MARK = b"\xef\xbb\xbf"  # the byte order mark, which may precede a record
 
 
 class RecordReader:
@@ -117,7 +117,7 @@ class RecordReader:
 
         Of equal keys, the first one determines the order, in which the last one of a column wins.
         """
-        record = _parse_any(value.removeprefix(_MARK), _first_value)
+        record = _parse_any(value, _first_value)
         fields: list[object] = [None] * len(self._columns)
         if record is None and self._layout.is_flat:
             return fields
@@ -332,6 +332,7 @@ def _first_value(text: str) -> object:
 
 
 def _parse_any(value: bytes, parse: Callable[[str], object]) -> object:
+    value = value.removeprefix(MARK)
     if nested_too_deep(value):
         raise RejectError("", f"JSON is nested deeper than {MAX_DEPTH} levels")
     try:

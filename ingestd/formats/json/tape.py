@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingestd.formats.decoder import NEWLINE, is_utf8
-from ingestd.formats.json.record import MAX_DEPTH
+from ingestd.formats.json.record import MARK, MAX_DEPTH
 
 Ints = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
@@ -62,6 +63,7 @@ _FOLLOWERS = {
 }
 _MAY_FOLLOW = _table({before << 4 | kind: 1 for before, kinds in _FOLLOWERS.items() for kind in kinds})
 
+_WITHOUT_MARK = methodcaller("removeprefix", MARK)
 _FEW_BLANKS = 4  # this many are removed one by one, which is faster
 
 
@@ -105,7 +107,8 @@ class Tape:
         """Find the tokens of the values, each of which is one record: an object, or an array (`root` is OPEN_ARRAY)."""
         self._root = root
         self.malformed: Mask = np.zeros(len(values), np.bool_)
-        lines = [value.replace(b"\n", b"\t") if b"\n" in value else value for value in values]
+        unmarked = map(_WITHOUT_MARK, values)
+        lines = [value.replace(b"\n", b"\t") if b"\n" in value else value for value in unmarked]
         while True:
             self.text = b"\n".join([*lines, b""])
             try:
