@@ -205,8 +205,9 @@ def _rename_and_drop(day: _Day, newest: int) -> None:
 
 
 def _kill(day: _Day, steps: Sequence[str]) -> Daemon:
-    """Kill a process in which each mapping waits after another one of these steps."""
-    killed, _ = day.stack.start_held(day.config, steps)
+    """Kill a process in which each mapping, in the order of `day.tables`, waits after its one of these steps."""
+    pairs = zip(day.tables, steps, strict=False)
+    killed, _ = day.stack.start_held(day.config, [f"{day.mapping(case)}:{step}" for case, step in pairs])
     killed.kill()
     assert killed.wait() == -9, killed.text()
     day.require_no_row_twice(f"after {steps}")
