@@ -39,6 +39,7 @@ from ingestd.hive.objects import (
 from ingestd.hive.replay import Replay
 from ingestd.hive.tables import WHOLE_TABLE, TableName
 from ingestd.hive.transactions import abort, allocate, begin, begin_writing, commit
+from ingestd.hive.truncation import truncate_at_once
 from ingestd.replication.copying.copy import Copier, CopyOptions
 from ingestd.replication.directory.protocol import Dump
 from ingestd.replication.dump.bootstrap import DumpStep
@@ -69,7 +70,7 @@ from tests.support.replica_following import (
     place_files,
     write,
 )
-from tests.support.replica_rows import insert, table_of
+from tests.support.replica_rows import insert, read_rows, table_of
 from tests.support.replica_tables import EXTERNAL, make_database, make_table
 
 
@@ -79,6 +80,23 @@ def test_cycle_when_the_source_has_done_everything_then_readers_see_the_same(fol
     assert_same(following)
     assert set(following.states()[1]) == {"plain", "renamed", "parted", "only"}
     assert following.last_event() == EventLog(following.replica.source.metastore).current_id()
+
+
+def test_partitions_when_truncated_at_once_after_a_write_without_files_then_have_no_rows(following: Following) -> None:
+    """The event has the write id of that write."""
+    side, name = following.replica.source, following.name("t")
+    make_table(side.metastore, name, partitioned=True)
+    insert(side, name, [(1, "a"), (2, "b"), (3, "c")], [(4, "b")])
+    following.cycle()
+    txn, write_id = begin_writing(side.metastore, name, "test")
+    altered = find_partitions(side.metastore, name, ["day=a", "day=b"])
+    alter_partitions(side.metastore, name, [partition.with_write_id(write_id) for partition in altered])
+    commit(side.metastore, txn)
+    truncate_at_once(side.metastore, name, ["day=a", "day=b"])
+    report = following.cycle()
+    assert (report.bootstrapped, report.lost) == ((), ())
+    assert read_rows(following.replica.target.metastore, TableName(following.target, "t")) == [(3, "c")]
+    assert_same(following)
 
 
 def test_bootstrap_when_the_source_changes_meanwhile_then_the_first_cycles_make_it_equal(

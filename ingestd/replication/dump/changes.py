@@ -16,7 +16,7 @@ import threading
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ingestd.hive.attachments import Constraint, ConstraintKind
@@ -201,10 +201,18 @@ class Changes:
             self._add_unknown(event)
 
     def _keep(self, record: EventRecord) -> None:
+        """Keep an event.
+
+        If a TRUNCATE of partitions has no write id, the event has that of their last write, whose transaction has ended
+        before.
+        """
+        if record.type in ALTERATIONS and (write_id := truncating_write_id(record.message)):
+            if self._outcomes.of(record.event, record.table, write_id) is None:
+                self._truncations.append((record.event, record.table, write_id))
+            else:
+                record = replace(record, text=json.dumps({**record.message, "writeId": 0}))
         self._events.append(record)
         self._outcomes.add(record)
-        if record.type in ALTERATIONS and (write_id := truncating_write_id(record.message)):
-            self._truncations.append((record.event, record.table, write_id))
 
     def _add_rows(self, event: Event) -> None:
         """Bootstrap a managed table without transactions that may have other rows; only Hive 3 creates such tables."""
