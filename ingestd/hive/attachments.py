@@ -42,6 +42,13 @@ class FunctionObject(Described):
         """The URIs of the jars, files and archives that the function needs."""
         return tuple(resource.uri for resource in self.raw.resourceUris or ())
 
+    @property
+    def definition(self) -> tuple[object, ...]:
+        """What distinguishes the function from another one of its name."""
+        kind, owner = self.raw.functionType, (self.raw.ownerName, self.raw.ownerType)
+        resources = tuple((resource.resourceType, resource.uri) for resource in self.raw.resourceUris or ())
+        return self.name, self.raw.className, kind, owner, resources
+
     def copied(self, database: str) -> FunctionObject:
         """Return the function in another database."""
         raw = copy.deepcopy(self.raw)

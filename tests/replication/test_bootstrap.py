@@ -160,13 +160,12 @@ def test_bootstrap_when_tables_have_constraints_and_functions_then_target_has_th
         **state,
     )
     add_constraints(metastore, child, [Constraint(ConstraintKind.FOREIGN_KEY, (foreign,))])
-    for function, resources in (("f", ["file:///x.jar"]), ("g", [])):
-        raw = ttypes.Function(function, copying.database, "C", "me", ttypes.PrincipalType.USER, 0, 1)
-        raw.resourceUris = [ttypes.ResourceUri(ttypes.ResourceType.JAR, uri) for uri in resources]
-        create_function(metastore, FunctionObject(raw))
+    create_function(metastore, _function(copying.database, "f", "x.F", "file:///x.jar"))
+    create_function(metastore, _function(copying.database, "g", "x.G"))
     copying.dump()
     copying.load()
-    assert [function.name for function in list_functions(target, copying.target)] == ["f"]
+    (function,) = list_functions(target, copying.target)
+    assert function.definition == _function(copying.target, "f", "x.F", "file:///x.jar").definition
     copied = [list_constraints(target, TableName(copying.target, name)) for name in ("parent", "child")]
     assert [[constraint.name for constraint in some] for some in copied] == [["the_key"], ["the_reference"]]
 
@@ -242,8 +241,14 @@ def test_bootstrap_when_repeated_then_replaces_tables_and_drops_those_without_so
     for name in ("kept", "dropped"):
         make_table(source.metastore, TableName(copying.database, name))
         insert(source, TableName(copying.database, name), [(1, "a")])
+    for name in ("same", "class", "jar", "dropped"):
+        create_function(source.metastore, _function(copying.database, name, "x.Old", "file:///old.jar"))
     copying.dump()
     copying.load()
+    for name in ("class", "jar", "dropped"):
+        source.metastore.call("drop_function", copying.database, name)
+    create_function(source.metastore, _function(copying.database, "class", "x.New", "file:///old.jar"))
+    create_function(source.metastore, _function(copying.database, "jar", "x.Old", "file:///new.jar"))
     source.metastore.call("drop_table", copying.database, "dropped", True)
     source.metastore.call("drop_table", copying.database, "kept", True)
     make_table(source.metastore, TableName(copying.database, "kept"))
@@ -256,6 +261,18 @@ def test_bootstrap_when_repeated_then_replaces_tables_and_drops_those_without_so
     assert table_names(target, copying.target) == ["kept"]
     assert copying.rows("kept") == {"kept": [(2, "b"), (3, "c")]}
     assert same_write_ids(copying, "kept")
+    functions = list_functions(target, copying.target)
+    assert [(function.name, function.raw.className, function.resources) for function in functions] == [
+        ("class", "x.New", ("file:///old.jar",)),
+        ("jar", "x.Old", ("file:///new.jar",)),
+        ("same", "x.Old", ("file:///old.jar",)),
+    ]
+
+
+def _function(database: str, name: str, java_class: str, *jars: str) -> FunctionObject:
+    raw = ttypes.Function(name, database, java_class, "me", ttypes.PrincipalType.USER, 0, 1)
+    raw.resourceUris = [ttypes.ResourceUri(ttypes.ResourceType.JAR, jar) for jar in jars]
+    return FunctionObject(raw)
 
 
 def test_dump_when_the_database_is_an_incomplete_replica_then_is_refused(copying: Copying) -> None:

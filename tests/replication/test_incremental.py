@@ -444,7 +444,8 @@ def test_definitions_when_changed_then_target_has_them(following: Following) -> 
         (ConstraintKind.PRIMARY_KEY, "pk")
     ]
     assert [column.column_name for column in list_constraints(target, copied)[0].columns] == ["id", "day"]
-    assert [one.name for one in list_functions(target, following.target)] == ["kept"]
+    functions = list_functions(target, following.target)
+    assert [(one.name, one.raw.className, one.resources) for one in functions] == [("kept", "x.Y", ("file:/x.jar",))]
     assert following.marks()["team"] == "web"
     assert following.last_event() > 5
 

@@ -198,11 +198,12 @@ class _Load:
     # --- what belongs to tables and the database
 
     def create_functions(self) -> None:
-        """Create the functions, and drop those that the source does not have."""
+        """Create the functions, and drop those that the source does not have, or has with another definition."""
         metastore, database = self.target.metastore, self.options.database
         wanted = [FunctionObject.parse(record.text) for record in self.manifest.read(FunctionRecord)]
+        definitions = {function.definition for function in wanted}
         for function in list_functions(metastore, database):
-            if function.name not in {kept.name for kept in wanted}:
+            if function.definition not in definitions:
                 drop_function(metastore, database, function.name)
         for function in wanted:
             create_function(metastore, function.copied(database))
