@@ -72,6 +72,7 @@ def test_bootstrap_when_tables_have_all_kinds_of_transactions_then_target_has_th
     marks = copying.marks()
     assert marks["repl.last.id"] == str(dump.state.from_event)
     assert (marks["team"], marks["repl.target.for"], marks["hive.repl.first.inc.pending"]) == ("web", "true", "true")
+    assert marks["readonly"] == "true"
     assert "repl.x" not in marks
     assert isinstance(copying.directory.begin_load(), Skipped)
 

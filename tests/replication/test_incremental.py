@@ -446,7 +446,7 @@ def test_definitions_when_changed_then_target_has_them(following: Following) -> 
     assert [column.column_name for column in list_constraints(target, copied)[0].columns] == ["id", "day"]
     functions = list_functions(target, following.target)
     assert [(one.name, one.raw.className, one.resources) for one in functions] == [("kept", "x.Y", ("file:/x.jar",))]
-    assert following.marks()["team"] == "web"
+    assert (following.marks()["team"], following.marks()["readonly"]) == ("web", "true")
     assert following.last_event() > 5
 
 
