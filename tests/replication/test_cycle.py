@@ -21,9 +21,11 @@ from ingestd.replication.external import ExternalDirectory, decoded
 from ingestd.replication.statements.grammar import ReplLoad
 from ingestd.storage.local import local_path
 from ingestd.storage.storages import Storages
+from tests.support.daemon import jobs_of_shared_engine, shared_engine
 from tests.support.replica import Replica
 from tests.support.replica_following import write
 from tests.support.replica_policies import Pair, new_pair
+from tests.support.replica_rows import table_of
 from tests.support.replica_tables import EXTERNAL, make_database, make_table
 
 
@@ -208,6 +210,21 @@ def test_dump_when_a_table_is_external_then_its_directories_are_in_the_root_of_t
             [ExternalDirectory("e", "", location)],
         )
         pair.load()
+
+
+def test_load_when_an_external_table_is_large_then_spark_lists_it(pair: Pair, tmp_path: Path) -> None:
+    name = TableName(pair.database, "e")
+    make_table(pair.replica.source.metastore, name, parameters=EXTERNAL, location=f"file:{tmp_path}/e")
+    for number in range(2000):
+        (tmp_path / "e" / f"{number}").mkdir(parents=True)
+    (tmp_path / "e" / "7" / "file").write_bytes(b"content")
+    for _ in range(2):
+        before = jobs_of_shared_engine("list")
+        pair.dump()
+        assert pair.load(engine=shared_engine()).missing == ()
+        assert jobs_of_shared_engine("list") > before
+    copy = table_of(pair.replica.target.metastore, TableName(pair.target, "e"))
+    assert (local_path(copy.location) / "7" / "file").read_bytes() == b"content"
 
 
 def test_policy_when_forgotten_then_releases_directory_and_transactions(pair: Pair, transaction: int) -> None:

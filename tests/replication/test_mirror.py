@@ -338,7 +338,8 @@ def test_mirror_when_the_tree_is_large_then_spark_lists_it(processes: None, loca
         (source / f"p={number}").mkdir(parents=True)
     for number in range(0, 2100, 100):
         (source / f"p={number}" / "file").write_bytes(b"content")
-    with closing(Mirrors(local_root.storages, Copier(local_root.storages), shared_engine())) as mirrors:
+    with closing(Copier(local_root.storages, shared_engine())) as copier:
+        mirrors = Mirrors(local_root.storages, copier)
         assert mirrors.update([pair]).copied == 21
         assert mirrors.update([pair]).copied == 0
     assert len(_tree(local_root, pair.target)) == 21

@@ -276,6 +276,14 @@ def shared_engine() -> Engine:
     return _engine()
 
 
+def jobs_of_shared_engine(name: str) -> int:
+    """Return how many jobs of groups of this name the shared Spark session has begun."""
+    context: Any = shared_engine()._session.context()
+    jobs = context._jsc.sc().statusStore().jobsList(context._jvm.java.util.ArrayList())
+    groups = [jobs.apply(number).jobGroup() for number in range(jobs.size())]
+    return sum(group.isDefined() and group.get().startswith(f"{name}-") for group in groups)
+
+
 @cache
 def _engine() -> Engine:
     return Engine(Session(SPARK_MASTER, {}))

@@ -93,10 +93,10 @@ class Pair:
         """Run a dump in this thread."""
         return cycle.dump(self.cluster(self.replica.source), self.dump_statement, step or Step(), self.stop)
 
-    def load(self, step: Step | None = None) -> Result:
+    def load(self, step: Step | None = None, engine: Engine | None = None) -> Result:
         """Run a load in this thread."""
         target = self.cluster(self.replica.target)
-        return cycle.load(target, self.load_statement, {}, None, step or Step(), self.stop)
+        return cycle.load(target, self.load_statement, {}, engine, step or Step(), self.stop)
 
     def insert(self, rows: Rows) -> None:
         insert(self.replica.source, self.table, rows)

@@ -17,6 +17,7 @@ from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
+from typing import TypeVar
 
 from ingestd import retry
 from ingestd.clock import pause
@@ -40,6 +41,9 @@ from ingestd.spark.shared import Reference
 from ingestd.storage.contract import child
 from ingestd.storage.parallel import run_all
 from ingestd.storage.storages import Storages
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 _log = logging.getLogger(__name__)
 _LISTING_THREADS = 32
@@ -100,7 +104,7 @@ class Copier:
         self._storages = storages
         self._options = options or CopyOptions()
         self._throttle = Throttle(self._options.bytes_per_second)
-        self._jobs = None if engine is None else _Jobs(engine, storages, self._options)
+        self._jobs = None if engine is None else Jobs(engine, storages, self._options)
         self.check: Callable[[], None] = lambda: None
         """Raises the error with which files must not be changed any more; see `guarded`."""
         self._fence: Fence | None = None
@@ -140,6 +144,11 @@ class Copier:
                     run.remove_own()
             raise
         return CopyResult(tuple(run.copied), tuple(run.equal), tuple(run.lost))
+
+    @property
+    def jobs(self) -> Jobs | None:
+        """The Spark jobs that use the storages; None without an engine."""
+        return self._jobs
 
     def close(self) -> None:
         """Remove what Spark has stored for this object, when no copy is running. Never raises."""
@@ -306,13 +315,17 @@ class _Run:
         self._on_progress(Progress(done + running.number, self._bytes + running.bytes, all_files, all_bytes))
 
 
-class _Jobs:
-    """Copies files by Spark jobs."""
+class Jobs:
+    """Copies files, and calls functions of the storages, by Spark jobs."""
 
     def __init__(self, engine: Engine, storages: Storages, options: CopyOptions) -> None:
         self._engine = engine
         self._options = options
         self._access = engine.share(storages)
+
+    def run(self, name: str, function: Callable[[Storages, A], B], items: Sequence[A]) -> list[B]:
+        """Apply a function that can be pickled to each of the items by one job. Raises the errors of `Engine.run`."""
+        return self._engine.run(JobGroup(name), partial(_in_task, self._access.reference(), function), items)
 
     def suit(self, assignments: Sequence[Assignment]) -> bool:
         """Return whether files are so many or so large that a job copies them faster than this process."""
@@ -369,6 +382,10 @@ class _Jobs:
     def release(self) -> None:
         """Remove the storages from Spark. Never raises."""
         self._access.release()
+
+
+def _in_task(storages: Reference[Storages], function: Callable[[Storages, A], B], item: A) -> B:
+    return function(storages.value, item)
 
 
 @dataclass(frozen=True, slots=True)

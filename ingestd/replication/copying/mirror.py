@@ -30,8 +30,6 @@ from ingestd.acid.visibility import is_hidden
 from ingestd.errors import ConfigError
 from ingestd.replication.copying.copy import Copier, Progress
 from ingestd.replication.copying.transfer import TEMPORARY, CopyFile, Lost
-from ingestd.spark.engine import Engine, JobGroup
-from ingestd.spark.shared import Reference
 from ingestd.storage.contract import Entry, NotFound, PermissionDenied, Storage, child, split
 from ingestd.storage.parallel import run_all
 from ingestd.storage.storages import Storages
@@ -104,16 +102,14 @@ class _Record:
 class Mirrors:
     """Makes directories equal to others. Thread-safe, except for overlapping directories.
 
-    `owner` says whose copies the targets are; '' lets the owner of each be. With an engine, large trees are listed by
-    Spark jobs.
+    `owner` says whose copies the targets are; '' lets the owner of each be. If the copier has an engine, large trees
+    are listed by Spark jobs.
     """
 
-    def __init__(self, storages: Storages, copier: Copier, engine: Engine | None = None, owner: str = "") -> None:
+    def __init__(self, storages: Storages, copier: Copier, owner: str = "") -> None:
         self._storages = storages
         self._copier = copier
-        self._engine = engine
         self._owner = owner
-        self._access = None if engine is None else engine.share(storages)
 
     def update(
         self,
@@ -215,11 +211,6 @@ class Mirrors:
                 hint=f"give the policies different base directories; if nothing uses {directory} any more, remove it",
             )
 
-    def close(self) -> None:
-        """Remove what Spark has stored for this object, when no update is running. Never raises."""
-        if self._access is not None:
-            self._access.release()
-
     def _trees(self, roots: Iterable[str]) -> dict[str, _Tree]:
         """List trees level by level, all roots together."""
         trees = {root: _Tree() for root in roots}
@@ -251,15 +242,11 @@ class Mirrors:
         return trees
 
     def _listed(self, directories: Sequence[str]) -> list[list[Entry] | None]:
-        if self._engine is None or self._access is None or len(directories) < _JOB_DIRECTORIES:
+        if self._copier.jobs is None or len(directories) < _JOB_DIRECTORIES:
             return _list(self._storages, directories)
         chunks = [directories[at : at + _TASK_DIRECTORIES] for at in range(0, len(directories), _TASK_DIRECTORIES)]
-        by_task = self._engine.run(JobGroup("list"), partial(_list_in_task, self._access.reference()), chunks)
+        by_task = self._copier.jobs.run("list", _list, chunks)
         return [entries for chunk in by_task for entries in chunk]
-
-
-def _list_in_task(storages: Reference[Storages], directories: Sequence[str]) -> list[list[Entry] | None]:
-    return _list(storages.value, directories)
 
 
 def _list(storages: Storages, directories: Sequence[str]) -> list[list[Entry] | None]:
