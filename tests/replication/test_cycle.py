@@ -22,6 +22,7 @@ from ingestd.replication.statements.grammar import ReplLoad
 from ingestd.storage.local import local_path
 from ingestd.storage.storages import Storages
 from tests.support.daemon import jobs_of_shared_engine, shared_engine
+from tests.support.files import files_below
 from tests.support.replica import Replica
 from tests.support.replica_following import write
 from tests.support.replica_policies import Pair, new_pair
@@ -210,6 +211,26 @@ def test_dump_when_a_table_is_external_then_its_directories_are_in_the_root_of_t
             [ExternalDirectory("e", "", location)],
         )
         pair.load()
+
+
+def test_load_when_tables_are_external_then_counts_their_files(pair: Pair, tmp_path: Path) -> None:
+    name = TableName(pair.database, "e")
+    make_table(pair.replica.source.metastore, name, parameters=EXTERNAL, location=f"file:{tmp_path}/e")
+    (tmp_path / "e").mkdir(exist_ok=True)
+    for number in range(3):
+        (tmp_path / "e" / f"{number}").write_bytes(b"content")
+    seen = list[Progress]()
+    pair.dump()
+    assert pair.load(Step(on_progress=seen.append)).progress.counts["FILES"] == (3, 3)
+    assert {progress.counts.get("FILES", (0, 3))[1] for progress in seen} == {3}
+    (tmp_path / "e" / "1").write_bytes(b"other content")
+    pair.insert([(1, "a")])
+    pair.dump()
+    table = table_of(pair.replica.target.metastore, TableName(pair.target, "t"))
+    counts = pair.load().progress.counts
+    copied = len(files_below(local_path(table.location))) + 1
+    assert copied > 1
+    assert counts["FILES"] == (copied, copied)
 
 
 def test_load_when_an_external_table_is_large_then_spark_lists_it(pair: Pair, tmp_path: Path) -> None:

@@ -5,10 +5,10 @@ Invariant: a report is complete: its tables are replicated, or they are named as
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ingestd.replication.copying.copy import CopyResult
+from ingestd.replication.copying.copy import CopyResult, Progress
 from ingestd.replication.copying.mirror import MirrorResult
 
 
@@ -33,10 +33,14 @@ class LoadReport:
 
 @dataclass(slots=True)
 class Copied:
-    """How many files and bytes the copies of a load have copied, and what those of external tables have left out."""
+    """How many files and bytes the copies of a load have copied, and what those of external tables have left out.
+
+    `done` counts also the files that were equal or lost, as the progress of a copy does.
+    """
 
     files: int = 0
     bytes: int = 0
+    done: int = 0
     missing: tuple[str, ...] = ()
     postponed: int = 0
 
@@ -44,12 +48,19 @@ class Copied:
         """Add the files of a copy."""
         if isinstance(result, MirrorResult):
             self.files += result.copied
+            self.done += result.copied + len(result.lost)
             self.bytes += result.copied_bytes
             self.missing += tuple(pair.source for pair in result.missing)
             self.postponed += len(result.lost)
         else:
             self.files += len(result.copied)
+            self.done += len(result.copied) + len(result.equal) + len(result.lost)
             self.bytes += sum(copied.file.length for copied in result.copied)
+
+    def reporting(self, on_files: Callable[[int, int], None]) -> Callable[[Progress], None]:
+        """Return an observer of the next copy, which calls `on_files` with the files of this and all earlier copies."""
+        before = self.done
+        return lambda progress: on_files(before + progress.files, before + progress.all_files)
 
     def report(self, events: int, bootstrapped: Sequence[str], lost: Sequence[str]) -> LoadReport:
         """Return the report of the load."""

@@ -193,7 +193,8 @@ class _Load:
         """Copy the directories of external tables; files that change meanwhile are copied by the next cycle."""
         if pairs := mirrors(read_directories(self.manifest), self.options.external_base):
             owner = owner_of_copies(self.target, self.options.database)
-            copied.add(Mirrors(self.target.storages, copier, owner=owner).update(pairs, stop=stop))
+            report = copied.reporting(self.options.on_files)
+            copied.add(Mirrors(self.target.storages, copier, owner).update(pairs, stop=stop, on_progress=report))
 
     # --- what belongs to tables and the database
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from ingestd.acid.layout import base_name
 from ingestd.hive.objects import TableObject
 from ingestd.hive.replay import Replay
-from ingestd.replication.copying.copy import Copier, Progress
+from ingestd.replication.copying.copy import Copier
 from ingestd.replication.copying.report import Copied
 from ingestd.replication.copying.transfer import CopyFile
 from ingestd.replication.cycle_plan import CyclePlan
@@ -65,7 +65,8 @@ class CopyAhead:
             assert table is not None  # `_files` yields none of a missing table
             file = self._copy_of(record, table)
             files[file.target] = (file, record)
-        result = copier.copy([file for file, _ in files.values()], stop=stop, on_progress=self._report)
+        on_progress = self.copied.reporting(self.on_files)
+        result = copier.copy([file for file, _ in files.values()], stop=stop, on_progress=on_progress)
         self.copied.add(result)
         lost: dict[str, str] = {}
         for loss in result.lost:
@@ -131,6 +132,3 @@ class CopyAhead:
         directory = child(table.location, *filter(None, [record.partition, record.directory]))
         archive = record.archive or None
         return CopyFile(record.source, record.length, directory, record.name, archive, written=record.written)
-
-    def _report(self, progress: Progress) -> None:
-        self.on_files(progress.files, progress.all_files)

@@ -469,7 +469,8 @@ class _Load:
         """Copy the directories of external tables as they are now."""
         if pairs := mirrors(read_directories(self._manifest), self._options.external_base):
             owner = owner_of_copies(self._target, self._options.database)
-            self._copied.add(Mirrors(self._target.storages, copier, owner=owner).update(pairs, stop=stop))
+            external, report = Mirrors(self._target.storages, copier, owner), self._copied.reporting
+            self._copied.add(external.update(pairs, stop=stop, on_progress=report(self._options.on_files)))
             self._options.observe(ReplayStep.EXTERNAL)
 
     # --- the end

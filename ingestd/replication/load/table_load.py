@@ -253,15 +253,14 @@ class TableLoad:
             if record.table in placed and not placed[record.table].is_complete
         )
         lost: dict[str, list[str]] = defaultdict(list)
-        done, total = 0, self.manifest.count(FileRecord)
+        total = copied.done + self.manifest.count(FileRecord)
         while some := list(islice(files, _FILES_AT_ONCE)):
             tables = {file.target: table for table, file in some}
-            on_progress = partial(self._report_files, done, total)
+            on_progress = partial(self._report_files, copied.done, total)
             result = copier.copy([file for _, file in some], stop=stop, on_progress=on_progress)
             copied.add(result)
             for loss in result.lost:
                 lost[tables[loss.file.target]].append(loss.reason)
-            done += len(some)
         self.observe(LoadStep.COPIED)
         return {
             table: f"{len(reasons)} files have vanished from the source since the dump; the first: {reasons[0]}"
