@@ -67,8 +67,16 @@ class Outcomes:
 
         None if it has not ended in this cycle, or if its write id was allocated in an earlier one.
         """
+        writer = self.writer(event, table, write_id)
+        return self._ends.get(writer) if writer is not None else None
+
+    def writer(self, event: int, table: str, write_id: int) -> int | None:
+        """Return the transaction that had the write id of a table at an event.
+
+        None if its write id was allocated in an earlier cycle.
+        """
         txns = [txn_id for at, txn_id in self._writers.get((table, write_id), []) if at < event]
-        return self._ends.get(txns[-1]) if txns else None
+        return txns[-1] if txns else None
 
     def of_change(self, record: EventRecord) -> Outcome | None:
         """Return the outcome for a change of a definition, which is committed at once if it has no write id."""

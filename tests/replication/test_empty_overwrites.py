@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from ingestd.hive.tables import Table, TableName
 from ingestd.hive.transactions import Transaction, abort, commit
 from ingestd.replication.directory.event_records import EventRecord
 from ingestd.replication.dump.bootstrap import DumpStep
-from ingestd.replication.dump.empty_overwrites import Candidate, candidates
+from ingestd.replication.dump.unannounced_writes import Candidate, candidates
 from ingestd.replication.dump.written_files import CommittedWrite
 from ingestd.replication.statements.scope import Scope
 from ingestd.storage.local import local_path
@@ -97,10 +98,9 @@ def _table(partitioned: bool, rows: str | None) -> str:
     return thrift_json.encode(table)
 
 
-def _partition(day: str) -> str:
-    return thrift_json.encode(
-        ttypes.Partition(values=[day], sd=ttypes.StorageDescriptor(location=f"file:/w/t/day={day}"), parameters={})
-    )
+def _partition(day: str, write_id: int = 0) -> str:
+    storage = ttypes.StorageDescriptor(location=f"file:/w/t/day={day}")
+    return thrift_json.encode(ttypes.Partition(values=[day], sd=storage, parameters={}, writeId=write_id))
 
 
 def _event(event: int, kind: str, **message: object) -> EventRecord:
@@ -116,7 +116,11 @@ def test_candidates_when_altered_under_a_write_id_without_files_then_are_looked_
     loaded = _event(5, "ALTER_TABLE", tableObjBeforeJson=before, tableObjAfterJson=before)
     counted = _event(6, "ALTER_TABLE", tableObjBeforeJson=before, tableObjAfterJson=after)
     assert candidates([loaded], []) == [Candidate(5, "t", "", 3, "file:/w/t", has_rows=True)]
-    assert candidates([loaded, counted], []) == [Candidate(6, "t", "", 3, "file:/w/t")]
+    emptied = Candidate(6, "t", "", 3, "file:/w/t", is_counted=True)
+    assert candidates([loaded, counted], []) == [emptied]
+    assert candidates(
+        [loaded, counted, _event(7, "ALTER_TABLE", tableObjBeforeJson=after, tableObjAfterJson=after)], []
+    ) == [replace(emptied, event=7)]
     assert candidates([loaded, counted], [_write("")]) == []
     assert candidates([], [_write("", "file:/w/t")]) == [Candidate(9, "t", "", 3, "file:/w/t")]
     others: list[dict[str, str | int]] = [{"isTruncateOp": "true"}, {"writeId": 0}]
@@ -137,6 +141,19 @@ def test_candidates_when_of_partitions_then_are_those_without_files() -> None:
     one = _event(6, "ALTER_PARTITION", tableObjJson=table, partitionObjAfterJson=_partition("b"))
     whole = _event(7, "ALTER_TABLE", tableObjBeforeJson=table, tableObjAfterJson=table)
     assert candidates([both, one, whole], [_write("day=a")]) == [Candidate(6, "t", "day=b", 3, "file:/w/t/day=b")]
+
+
+def test_candidates_when_partitions_are_renamed_or_added_then_only_a_new_write_id_tells_of_a_write() -> None:
+    table = _table(partitioned=True, rows="0")
+    before = {"partitionObjBeforeJson": _partition("a", 3), "partitionObjAfterJson": _partition("b", 3)}
+    moved = _event(6, "ALTER_PARTITION", tableObjJson=table, **before)
+    assert [found.is_repeated for found in candidates([moved], [])] == [True]
+    after = {"partitionObjBeforeJson": _partition("b", 2), "partitionObjAfterJson": _partition("b", 3)}
+    written = _event(7, "ALTER_PARTITION", tableObjJson=table, **after)
+    assert [found.is_repeated for found in candidates([written, replace(moved, event=8)], [])] == [False]
+    added = _event(5, "ADD_PARTITION", tableObjJson=table, partitionListJson=[_partition("b", 3), _partition("c")])
+    (candidate,) = candidates([added, moved], [])
+    assert (candidate.partition, candidate.is_repeated) == ("day=b", False)
 
 
 @pytest.mark.parametrize("tell", [_announce, _alter])

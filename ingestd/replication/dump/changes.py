@@ -15,7 +15,7 @@ import logging
 import threading
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -164,6 +164,17 @@ class Changes:
     def is_aborted(self, event: int, table: str, write_id: int) -> bool:
         """Return whether the events tell that the transaction aborts that had a write id of a table at an event."""
         return self._outcomes.of(event, table, write_id) is Outcome.ABORTED
+
+    def uncommitted_writers(self, event: int, table: str, write_id: int, opened: Collection[int]) -> Collection[int]:
+        """Return the transactions that may have a write id of a table at an event; () if the events contain its commit.
+
+        `opened` are the transactions that were open before the events were read: one of them has the write id if it was
+        allocated earlier, and not committed.
+        """
+        if self._outcomes.of(event, table, write_id) is Outcome.COMMITTED:
+            return ()
+        writer = self._outcomes.writer(event, table, write_id)
+        return opened if writer is None else (writer,)
 
     def is_replayed(self, event: int, table: str) -> bool:
         """Return whether a change of a table by an event is to be replayed."""

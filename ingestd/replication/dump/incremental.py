@@ -8,9 +8,10 @@ the dump, or the dump does not contain the state.
 A table that cannot be followed by events is bootstrapped in the dump: one that has come into scope, one that the
 target asks for, one of which a file has vanished, one that is written in transaction batches, one whose TRUNCATE has
 not ended in the events, one that was external or in another directory, a managed one without transactions that was
-written, one that was dropped after the dump when the columns of its partitions are read, and one of which it is not
-known whether it was overwritten without rows. It is listed in a snapshot after the last event of the dump, as in a dump
-of the whole database, and its events are left out. The target gets it under the name that it had at that event.
+written, one that was dropped after the dump when the columns of its partitions are read, one of which it is not known
+whether it was overwritten without rows, and one that was written without announcing the files. It is listed in a
+snapshot after the last event of the dump, as in a dump of the whole database, and its events are left out. The target
+gets it under the name that it had at that event.
 
 The dump also contains the constraints of tables whose copies lack some, because the target has refused them.
 """
@@ -20,7 +21,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ingestd.hive.events import EventLog
@@ -42,9 +43,9 @@ from ingestd.replication.directory.protocol import Dump
 from ingestd.replication.dump.bootstrap import DumpStep, TableListing
 from ingestd.replication.dump.changes import Changes, Wanted
 from ingestd.replication.dump.constraints import refused_constraints
-from ingestd.replication.dump.empty_overwrites import EmptyOverwrites, candidates
 from ingestd.replication.dump.moves import Moves, events_with_moves
 from ingestd.replication.dump.partition_columns import PartitionColumns
+from ingestd.replication.dump.unannounced_writes import Candidate, UnannouncedWrites, candidates
 from ingestd.replication.dump.written_files import WrittenFiles
 from ingestd.replication.external import ExternalDirectory, directories, store_directories
 from ingestd.replication.statements.scope import Scope
@@ -89,7 +90,7 @@ def dump_incremental(
     manifest = source.storages.location(dump.uri).make_directory(directory)
     writer = ManifestWriter(source.storages.at(dump.uri), manifest)
     moves = Moves(events_with_moves(log), state.scope.database, state.from_event)
-    _write_changes(source, moves, changes, writer)
+    _write_changes(source, moves, changes, transactions.open, writer)
     if tables := _write_tables(source, moves, changes, writer, options, stop):
         writer.add(BootstrapRecord(tables, log.current_id()))
     refused = refused_constraints(source.metastore, moves, state.unconstrained, state.from_event, changes.position)
@@ -116,17 +117,26 @@ def dump_incremental(
     )
 
 
-def _write_changes(source: Cluster, moves: Moves, changes: Changes, writer: ManifestWriter) -> None:
-    """Write the events, and the writes with their files, of the tables whose files are complete."""
+def _write_changes(
+    source: Cluster, moves: Moves, changes: Changes, opened: Collection[int], writer: ManifestWriter
+) -> None:
+    """Write the events, and the writes with their files, of the tables whose files are complete.
+
+    `opened` are the transactions that were open before the events were read.
+    """
+
+    def writers(candidate: Candidate) -> Collection[int]:
+        return changes.uncommitted_writers(candidate.event, candidate.table, candidate.write_id, opened)
+
     writes = changes.writes()
-    overwritten = [
+    unannounced = [
         candidate
         for candidate in candidates(changes.events(), writes)
         if not changes.is_aborted(candidate.event, candidate.table, candidate.write_id)
     ]
     files = WrittenFiles(source.storages, moves, writes)
-    overwrites = EmptyOverwrites.find(source, moves, overwritten)
-    unusable = {**files.unusable(), **overwrites.unknown}
+    found = UnannouncedWrites.find(source, moves, unannounced, writers)
+    unusable = {**files.unusable(), **found.unknown}
     for table, reason in unusable.items():
         _log.warning("the dump contains all of the table %s, because %s", table, reason)
     changes.bootstrap({*unusable, *changes.truncated()})
@@ -134,7 +144,7 @@ def _write_changes(source: Cluster, moves: Moves, changes: Changes, writer: Mani
     changes.bootstrap(columns.missing)
     for event in changes.events():
         writer.add(event)
-    for base in overwrites.records:
+    for base in found.records:
         if changes.is_replayed(base.event, base.table):
             writer.add(base)
     for record in columns.records:
