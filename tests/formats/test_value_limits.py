@@ -195,6 +195,18 @@ def test_decode_when_map_repeats_its_keys_then_only_the_last_values_count() -> N
     assert [[(key, value["x1"]) for key, value in row["m"]] for row in rows] == [[("k", 5)], [("k", None), ("j", 6)]]
 
 
+@pytest.mark.parametrize("replaced", [b"1", b'""', b"[]"])
+@pytest.mark.parametrize("last", [b'{"x1":5}', b"null"])
+def test_decode_when_replaced_item_of_map_has_another_kind_then_only_the_last_counts(
+    replaced: bytes, last: bytes
+) -> None:
+    decoder = JsonOptions().decoder(columns_of(m="map<string,struct<x1:int>>"))
+    decoded = decoder.decode([b'{"m":{"k":%s,"k":%s}}' % (replaced, last)] * 3)
+    expected = None if last == b"null" else {"x1": 5}
+    assert [row["m"] for batch in decoded.batches for row in batch.to_pylist()] == [[("k", expected)]] * 3
+    assert list(decoded.rejects) == []
+
+
 @pytest.mark.parametrize("item", [b"{}", b"null", b" null", b"1", b"[]"])
 def test_decode_when_map_has_items_of_any_kind_then_their_memory_is_limited(item: bytes) -> None:
     count = 12_000

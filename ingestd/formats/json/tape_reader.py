@@ -531,7 +531,6 @@ class _Columns:
         keys = self._primitive(key_type).decided(self._key_texts(items), self._unit)
         valid = keys.is_valid().to_numpy(zero_copy_only=False)
         self.undecided[rows[present[owners[~valid]]]] = True
-        valid &= ~self._others(item_type, items + np.int32(2), rows[present[owners]])
         keys, owners, items = keys.filter(pa.array(valid)), owners[valid], items[valid]
         again = replaced_entries(owners, keys)
         if len(again) and key_type.kind == "string":  # other keys can be equal although their texts differ
@@ -539,6 +538,9 @@ class _Columns:
             keys, owners, items = keys.take(kept), owners[kept], items[kept]
         else:
             self.undecided[rows[present[owners[again]]]] = True
+        others = self._others(item_type, items + np.int32(2), rows[present[owners]])
+        if others.any():
+            keys, owners, items = keys.filter(pa.array(~others)), owners[~others], items[~others]
         values = self._column(item_type, items + np.int32(2), rows[present[owners]], depth + 1)
         offsets = offsets_of(present[owners], len(tokens))
         return pa.MapArray.from_arrays(offsets, keys, values, type=arrow, mask=mask)
