@@ -15,8 +15,8 @@ def files_below(root: Path) -> list[Path]:
 
 
 def contains(file: Path, text: str) -> bool:
-    """Return whether a file exists and contains this text."""
+    """Return whether a file exists, is not a socket, and contains this text."""
     try:
-        return text.encode() in file.read_bytes()
+        return file.is_file() and text.encode() in file.read_bytes()
     except FileNotFoundError:
         return False
