@@ -197,7 +197,7 @@ class TableListing:
                 return False
             if found is not None:
                 attempts += 1
-                if self._is_added(found, others, since, accepts_moved_partitions=attempts == _ATTEMPTS):
+                if self._is_added(found, others, since, accepts_moved_partitions=attempts >= _ATTEMPTS):
                     return True
 
     def _find(self, name: TableName) -> _Listed | None:
