@@ -116,7 +116,7 @@ def test_candidates_when_altered_under_a_write_id_without_files_then_are_looked_
     loaded = _event(5, "ALTER_TABLE", tableObjBeforeJson=before, tableObjAfterJson=before)
     counted = _event(6, "ALTER_TABLE", tableObjBeforeJson=before, tableObjAfterJson=after)
     assert candidates([loaded], []) == [Candidate(5, "t", "", 3, "file:/w/t", has_rows=True)]
-    emptied = Candidate(6, "t", "", 3, "file:/w/t", is_counted=True)
+    emptied = Candidate(6, "t", "", 3, "file:/w/t")
     assert candidates([loaded, counted], []) == [emptied]
     assert candidates(
         [loaded, counted, _event(7, "ALTER_TABLE", tableObjBeforeJson=after, tableObjAfterJson=after)], []

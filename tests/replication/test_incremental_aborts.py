@@ -60,6 +60,17 @@ def test_truncate_when_its_transaction_aborts_then_target_keeps_the_rows(
     assert_same(following)
 
 
+def test_truncate_when_its_transaction_has_aborted_before_then_target_keeps_the_rows(
+    following: Following, side: Side, table: TableName
+) -> None:
+    """The metastore does not examine the transaction."""
+    txn, write_id = begin_locked(side, table, "day=a")
+    abort(side.metastore, txn.id)
+    truncate_in_transaction(side.metastore, table, ["day=a"], write_id)
+    following.cycle()
+    assert_same(following)
+
+
 def test_truncate_when_its_transaction_is_open_at_the_end_of_the_dump_then_the_table_is_copied(
     following: Following, side: Side, table: TableName
 ) -> None:

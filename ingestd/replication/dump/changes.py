@@ -165,16 +165,20 @@ class Changes:
         """Return whether the events tell that the transaction aborts that had a write id of a table at an event."""
         return self._outcomes.of(event, table, write_id) is Outcome.ABORTED
 
-    def uncommitted_writers(self, event: int, table: str, write_id: int, opened: Collection[int]) -> Collection[int]:
+    def uncommitted_writers(
+        self, event: int, table: str, write_id: int, opened: Collection[int]
+    ) -> Collection[int] | None:
         """Return the transactions that may have a write id of a table at an event; () if the events contain its commit.
 
         `opened` are the transactions that were open before the events were read: one of them has the write id if it was
-        allocated earlier, and not committed.
+        allocated earlier, and not committed. None if the write was committed before these events.
         """
         if self._outcomes.of(event, table, write_id) is Outcome.COMMITTED:
             return ()
         writer = self._outcomes.writer(event, table, write_id)
-        return opened if writer is None else (writer,)
+        if writer is not None:
+            return (writer,)
+        return opened if opened or self._outcomes.ends_earlier_writers() else None
 
     def is_replayed(self, event: int, table: str) -> bool:
         """Return whether a change of a table by an event is to be replayed."""
@@ -215,13 +219,16 @@ class Changes:
         """Keep an event.
 
         If a TRUNCATE of partitions has no write id, the event has that of their last write, whose transaction has ended
-        before.
+        before. If that was aborted, the TRUNCATE may also be its own, which has removed no file: the table is copied.
         """
         if record.type in ALTERATIONS and (write_id := truncating_write_id(record.message)):
-            if self._outcomes.of(record.event, record.table, write_id) is None:
+            outcome = self._outcomes.of(record.event, record.table, write_id)
+            if outcome is None:
                 self._truncations.append((record.event, record.table, write_id))
-            else:
+            elif outcome is Outcome.COMMITTED:
                 record = replace(record, text=json.dumps({**record.message, "writeId": 0}))
+            else:
+                self._bootstrapped.add(record.table)
         self._events.append(record)
         self._outcomes.add(record)
 

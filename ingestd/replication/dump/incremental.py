@@ -45,9 +45,11 @@ from ingestd.replication.dump.changes import Changes, Wanted
 from ingestd.replication.dump.constraints import refused_constraints
 from ingestd.replication.dump.moves import Moves, events_with_moves
 from ingestd.replication.dump.partition_columns import PartitionColumns
+from ingestd.replication.dump.source_marks import require_source
 from ingestd.replication.dump.unannounced_writes import Candidate, UnannouncedWrites, candidates
 from ingestd.replication.dump.written_files import WrittenFiles
 from ingestd.replication.external import ExternalDirectory, directories, store_directories
+from ingestd.replication.marks import TARGET_FOR
 from ingestd.replication.statements.scope import Scope
 
 _log = logging.getLogger(__name__)
@@ -125,7 +127,7 @@ def _write_changes(
     `opened` are the transactions that were open before the events were read.
     """
 
-    def writers(candidate: Candidate) -> Collection[int]:
+    def writers(candidate: Candidate) -> Collection[int] | None:
         return changes.uncommitted_writers(candidate.event, candidate.table, candidate.write_id, opened)
 
     writes = changes.writes()
@@ -135,7 +137,8 @@ def _write_changes(
         if not changes.is_aborted(candidate.event, candidate.table, candidate.write_id)
     ]
     files = WrittenFiles(source.storages, moves, writes)
-    found = UnannouncedWrites.find(source, moves, unannounced, writers)
+    is_copy = bool(require_source(source.metastore, moves.database).parameters.get(TARGET_FOR))
+    found = UnannouncedWrites.find(source, moves, unannounced, writers, is_copy=is_copy)
     unusable = {**files.unusable(), **found.unknown}
     for table, reason in unusable.items():
         _log.warning("the dump contains all of the table %s, because %s", table, reason)

@@ -44,9 +44,9 @@ _ANNOUNCE = "set hive.metastore.dml.events=true for every HiveServer2, and use c
 class Candidate:
     """A table, or the partition `partition`, that may have been written under a write id without announced files.
 
-    `table` is the name at the event, and `location` the directory. `has_rows` says that its statistics count some, and
-    `is_counted` that their number has changed. `is_repeated` says that it had this write id already before the event:
-    one that changes no rows, such as the rename of a partition, repeats the last write id, which was dumped before.
+    `table` is the name at the event, and `location` the directory. `has_rows` says that its statistics count some.
+    `is_repeated` says that it had this write id already before the event: one that changes no rows, such as the rename
+    of a partition, repeats the last write id, which was dumped before.
     """
 
     event: int
@@ -55,7 +55,6 @@ class Candidate:
     write_id: int
     location: str
     has_rows: bool = False
-    is_counted: bool = False
     is_repeated: bool = False
 
     @property
@@ -65,10 +64,7 @@ class Candidate:
 
     def after(self, earlier: Candidate | None) -> Candidate:
         """Return the candidate with what an earlier event of the same write tells."""
-        if earlier is None:
-            return self
-        is_counted = self.is_counted or earlier.is_counted
-        return replace(self, is_counted=is_counted, is_repeated=self.is_repeated and earlier.is_repeated)
+        return self if earlier is None else replace(self, is_repeated=self.is_repeated and earlier.is_repeated)
 
 
 def candidates(events: Iterable[EventRecord], writes: Sequence[CommittedWrite]) -> list[Candidate]:
@@ -101,10 +97,9 @@ def _of_event(event: EventRecord) -> Iterator[Candidate]:
     if not table.kind.is_transactional:
         return
     for partition, described, before in altered:
-        is_counted = before is not None and before.parameters.get(_ROWS) != described.parameters.get(_ROWS)
         is_repeated = before is not None and before.write_id == write_id
         where = event.event, event.table, partition, write_id, described.location
-        yield Candidate(*where, _has_rows(described), is_counted, is_repeated)
+        yield Candidate(*where, _has_rows(described), is_repeated)
 
 
 def _created(event: EventRecord) -> Iterator[Candidate]:
@@ -132,7 +127,8 @@ def _key(write: CommittedWrite) -> tuple[str, str, int]:
 
 def _has_rows(described: _Described) -> bool:
     """Return whether statistics count rows; the count is absent or negative if it is not known."""
-    return int(described.parameters.get(_ROWS) or -1) > 0
+    count = described.parameters.get(_ROWS, "")
+    return count.isdecimal() and int(count) > 0
 
 
 def _altered(
@@ -189,12 +185,15 @@ class UnannouncedWrites:
         source: Cluster,
         moves: Moves,
         candidates: Sequence[Candidate],
-        writers: Callable[[Candidate], Collection[int]],
+        writers: Callable[[Candidate], Collection[int] | None],
+        *,
+        is_copy: bool,
     ) -> UnannouncedWrites:
         """Look the candidates up under the names that their tables have now, and where their directories are now.
 
         `writers` returns the transactions that may have the write id of a candidate, if the events do not contain its
-        commit. Raises StorageUnavailable and MetastoreUnavailable.
+        commit, and None if it was committed before them. With `is_copy`, loads write to the database, which announce
+        files only when they commit. Raises StorageUnavailable and MetastoreUnavailable.
         """
 
         def place(candidate: Candidate) -> _Place | None:
@@ -211,9 +210,10 @@ class UnannouncedWrites:
                 found.records.append(candidate.record)
             elif finding.unknown:
                 found.unknown.setdefault(candidate.table, finding.unknown)
-            elif (
-                finding.written and not candidate.is_repeated and not announced.contains(candidate, writers(candidate))
-            ):
+            elif finding.written and not candidate.is_repeated and not is_copy:
+                transactions = writers(candidate)
+                if transactions is None or announced.contains(candidate, transactions):
+                    continue
                 reason = f"no event names the files of write {candidate.write_id} in {finding.written}; {_ANNOUNCE}"
                 found.unknown[candidate.table] = reason
         return found
@@ -252,7 +252,7 @@ def _look_up_all(source: Cluster, database: str, places: Mapping[Candidate, _Pla
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """The directories that may have rows of a write: its own, those of compactions, and an own one that has files."""
+    """The directories that may have rows of a write: its own, those of compactions, and one of it alone with files."""
 
     own: Sequence[Base | Delta | DeleteDelta]
     compacted: Sequence[Base | Delta | DeleteDelta]
@@ -264,7 +264,7 @@ class _Listed:
         parsed = (parse_directory(entry.name) for entry in storage.entries(location) if entry.is_directory)
         found = [directory for directory in parsed if directory is not None and _may_have(directory, write_id)]
         own = [directory for directory in found if not directory.visibility_txn]
-        places = (child(location, directory.name) for directory in own)
+        places = (child(location, directory.name) for directory in own if _is_of(directory, write_id))
         written = next((place for place in places if any(True for _ in all_files(storage, place))), "")
         return cls(own, [directory for directory in found if directory.visibility_txn], written)
 
@@ -274,6 +274,11 @@ def _may_have(directory: Base | Delta | DeleteDelta, write_id: int) -> bool:
     if not isinstance(directory, Base):
         return directory.min_write_id <= write_id <= directory.max_write_id
     return directory.write_id == write_id or (directory.visibility_txn > 0 and directory.write_id > write_id)
+
+
+def _is_of(directory: Base | Delta | DeleteDelta, write_id: int) -> bool:
+    """Return whether a directory of no compaction has rows of one write only."""
+    return isinstance(directory, Base) or directory.min_write_id == directory.max_write_id == write_id
 
 
 def _look_up(source: Cluster, candidate: Candidate, location: str, ids: ValidWriteIds) -> _Finding:
@@ -290,8 +295,6 @@ def _look_up(source: Cluster, candidate: Candidate, location: str, ids: ValidWri
         has_ended = ids.is_valid(candidate.write_id)
         reason = f"write {candidate.write_id} overwrites {location} and has not ended"
         return _Finding(is_empty=has_ended, unknown="" if has_ended else reason)
-    if listed.compacted and candidate.is_counted:
-        return _Finding(written=child(location, listed.compacted[0].name))
     is_compacted = any(isinstance(directory, Base) for directory in listed.compacted)
     return _unless_with_rows(candidate, f"{location} was compacted") if is_compacted else _Finding()
 
