@@ -28,6 +28,7 @@ from ingestd.hive.events import EventLog
 from ingestd.hive.objects import (
     TableKind,
     all_partition_names,
+    find_database,
     find_partitions,
     find_table,
     table_names,
@@ -45,7 +46,6 @@ from ingestd.replication.dump.changes import Changes, Wanted
 from ingestd.replication.dump.constraints import refused_constraints
 from ingestd.replication.dump.moves import Moves, events_with_moves
 from ingestd.replication.dump.partition_columns import PartitionColumns
-from ingestd.replication.dump.source_marks import require_source
 from ingestd.replication.dump.unannounced_writes import Candidate, UnannouncedWrites, candidates
 from ingestd.replication.dump.written_files import WrittenFiles
 from ingestd.replication.external import ExternalDirectory, directories, store_directories
@@ -137,7 +137,8 @@ def _write_changes(
         if not changes.is_aborted(candidate.event, candidate.table, candidate.write_id)
     ]
     files = WrittenFiles(source.storages, moves, writes)
-    is_copy = bool(require_source(source.metastore, moves.database).parameters.get(TARGET_FOR))
+    database = find_database(source.metastore, moves.database)  # None if it was dropped after the events
+    is_copy = database is not None and bool(database.parameters.get(TARGET_FOR))
     found = UnannouncedWrites.find(source, moves, unannounced, writers, is_copy=is_copy)
     unusable = {**files.unusable(), **found.unknown}
     for table, reason in unusable.items():
