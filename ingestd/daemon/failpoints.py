@@ -20,7 +20,7 @@ _FORM = re.compile(rf"(?:(\w+):)?({'|'.join(STEPS)})(?:@(\d+))?=(kill|abort|hold
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Callable[[str], Observe]:
-    """Return what returns the observer of a mapping, by its name, as INGESTD_FAILPOINT defines it.
+    """Return a function that returns the observer of a mapping, by its name, as INGESTD_FAILPOINT defines it.
 
     The variable contains one failpoint or several separated by commas. Those without a mapping are those of all. Raises
     ConfigError outside tests or for an invalid value.

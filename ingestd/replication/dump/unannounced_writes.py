@@ -1,4 +1,4 @@
-"""Finds committed writes of which no event names the files: overwrites without rows, and writes of careless clients.
+"""Finds committed writes of which no event names the files: overwrites without rows, and unannounced writes.
 
 `INSERT OVERWRITE … SELECT` of no rows leaves an empty directory `base_N`, which hides older rows. HiveServer2 announces
 no write that has no files (Hive.addWriteNotificationLog), but it alters the table or partition under the write id N.

@@ -205,7 +205,7 @@ def _rename_and_drop(day: _Day, newest: int) -> None:
 
 
 def _kill(day: _Day, steps: Sequence[str]) -> Daemon:
-    """Kill a process in which each mapping, in the order of `day.tables`, waits after its one of these steps."""
+    """Kill a process in which each mapping waits after its own step: the first of `day.tables` after the first one."""
     pairs = zip(day.tables, steps, strict=False)
     killed, _ = day.stack.start_held(day.config, [f"{day.mapping(case)}:{step}" for case, step in pairs])
     killed.kill()
