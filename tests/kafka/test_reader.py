@@ -43,6 +43,17 @@ def test_read_when_headers_are_large_then_batches_with_messages_are_smaller(stac
     assert len(kept) > 1
 
 
+def test_read_when_records_are_large_then_batches_are_not_larger_than_the_limit_and_a_record(stack: Stack) -> None:
+    topic, count, size = stack.topic(1), 400, 50_000
+    produce_all(stack, topic, [Record(None, b"1" * size)] * count)
+    limits = ReadLimits()
+    batches = list(read({"bootstrap.servers": stack.addresses.kafka}, [OffsetRange(topic, 0, 0, count)], limits))
+    assert sum(len(batch.values) for batch in batches) == count
+    # The size of the records is unknown before the first of them are read.
+    assert all(batch.size <= limits.batch_bytes + size for batch in batches[1:])
+    assert len(batches) >= 4
+
+
 def test_headers_when_a_name_is_not_utf8_after_many_others_then_those_of_its_record_are_none(stack: Stack) -> None:
     """The interpreter specializes a call that is executed often, and then no longer detects the error of the client."""
     topic, count = stack.topic(1), 1_000
