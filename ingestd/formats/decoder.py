@@ -23,6 +23,7 @@ HEAD_BYTES = 80
 NEWLINE = 0x0A
 # The most values in the rows of a part of a batch, unless it is one record; they need about 64 MiB.
 VALUES_OF_PART = 1 << 23
+_TOO_MANY = "the record has too many values"
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -300,9 +301,36 @@ def in_parts(count: int, decode: Callable[[slice], T]) -> Iterator[T]:
         try:
             decoded = decode(part)
         except TooManyValues as many:
-            waiting += [slice(part.start + inner.start, part.start + inner.stop) for inner in many.parts()][::-1]
+            waiting += reversed(_smaller(part, many))
         else:
             yield decoded
+
+
+def _smaller(part: slice, many: TooManyValues) -> list[slice]:
+    """Return the parts of a part: halves if the counts, which may be those of a custom decoder, do not divide it.
+
+    Raises TooManyValues if the part is one record.
+    """
+    size = part.stop - part.start
+    if size <= 1:
+        raise many
+    parts = list(many.parts()) if len(many.counts) == size else []
+    if len(parts) < 2:
+        parts = [slice(0, size // 2), slice(size // 2, size)]
+    return [slice(part.start + inner.start, part.start + inner.stop) for inner in parts]
+
+
+def decode_or_reject(decode: Callable[[Sequence[V]], DecodeResult], values: Sequence[V]) -> DecodeResult:
+    """Decode values with `Decoder.decode`. One record for which it raises TooManyValues is a reject.
+
+    Raises TooManyValues for several records.
+    """
+    try:
+        return decode(values)
+    except TooManyValues:
+        if len(values) != 1:
+            raise
+    return DecodeResult([], [Reject.of(0, cast(bytes | None, values[0]), "", _TOO_MANY)], 0)
 
 
 def decode_in_parts(
@@ -312,7 +340,7 @@ def decode_in_parts(
 
     def decode_part(part: slice) -> tuple[int, Sequence[V], DecodeResult]:
         of_part = values if part == slice(0, len(values)) else values[part]  # `Lines` remain what they are
-        return part.start, of_part, decode(of_part)
+        return part.start, of_part, decode_or_reject(decode, of_part)
 
     return in_parts(len(values), decode_part)
 

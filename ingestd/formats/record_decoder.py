@@ -231,7 +231,7 @@ class _Splitter:
                 self.decode([values[place] for place in part], [indexes[place] for place in part])
             return True
         except TooManyValues:
-            if len(values) == self._count:
+            if len(values) == self._count > 1:
                 raise
             return False
         except NotColumnar:

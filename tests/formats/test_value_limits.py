@@ -20,12 +20,21 @@ import pytest
 
 from ingestd.formats.avro.options import AvroOptions
 from ingestd.formats.csv import CsvOptions
-from ingestd.formats.decoder import VALUES_OF_PART, Decoder, TooManyValues, decode_in_parts
+from ingestd.formats.decoder import (
+    VALUES_OF_PART,
+    Decoder,
+    DecodeResult,
+    RejectError,
+    TooManyValues,
+    decode_in_parts,
+)
 from ingestd.formats.delimited import DelimitedOptions
 from ingestd.formats.json.options import JsonOptions
 from ingestd.formats.json.record import RecordReader
 from ingestd.formats.options import FormatOptions, decoder_of
 from ingestd.formats.protobuf.options import ProtobufOptions
+from ingestd.formats.record_decoder import RecordDecoder, RejectReasons
+from ingestd.formats.row_batches import Row
 from ingestd.formats.values import TOO_MANY_VALUES
 from tests.support.avro import encode, schema_of
 from tests.support.decoding import columns_of, rows_of
@@ -294,3 +303,55 @@ def test_decode_when_a_wide_struct_has_a_long_array_then_each_of_its_items_is_on
         [(_, _, decoded), *_] = decode_in_parts(decoder.decode, values)
         assert len(decoded.rejects) == 0
         assert next(len(item["tags"]) for row in rows_of(decoded) for item in row["a"]) == 3 * EXCESSIVE
+
+
+class Excessive:
+    """A decoder whose counts are `counts` for records that contain `x`, each of which has too many values for it."""
+
+    def __init__(self, counts: Callable[[int], Sequence[int]]) -> None:
+        self._counts = counts
+
+    def decode(self, values: Sequence[bytes | None]) -> DecodeResult:
+        if b"x" in values:
+            raise TooManyValues(np.array(self._counts(len(values)), np.int64))
+        numbers = pa.array([int(value or b"0") for value in values], pa.int32())
+        return DecodeResult([pa.RecordBatch.from_arrays([numbers], names=["n"])], [], 0)
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [lambda count: [VALUES_OF_PART] * count, lambda count: [1] * count, lambda _: [VALUES_OF_PART], lambda _: []],
+    ids=["high", "low", "of one record", "none"],
+)
+def test_decode_when_a_custom_decoder_refuses_one_record_for_its_values_then_it_is_a_reject(
+    counts: Callable[[int], Sequence[int]],
+) -> None:
+    values = [b"1", b"x", b"3", b"x", b"x", b"6", b"7"]
+
+    parts = list(decode_in_parts(Excessive(counts).decode, values))
+
+    assert [value for _, part, _ in parts for value in part] == values
+    rejects = [(start + reject.row, reject) for start, _, decoded in parts for reject in decoded.rejects]
+    assert [(row, reject.record) for row, reject in rejects] == [(row, b"x") for row in (1, 3, 4)]
+    assert {reject.reason for _, reject in rejects} == {"the record has too many values"}
+    assert [row["n"] for _, _, decoded in parts for row in rows_of(decoded)] == [1, 3, 6, 7]
+    assert list(decode_in_parts(Excessive(counts).decode, [])) != []
+
+
+class Columnless(RecordDecoder):
+    """A format for which a batch always has too many values, and a record never."""
+
+    def decode_batch(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, RejectReasons]:
+        raise TooManyValues(np.full(len(values), VALUES_OF_PART))
+
+    def decode_record(self, value: bytes) -> Row:
+        if not value.isdigit():
+            raise RejectError("n", "is not a number")
+        return [int(value)]
+
+
+def test_decode_when_a_format_refuses_each_batch_for_its_values_then_records_are_decoded_one_by_one() -> None:
+    decoder = Columnless(columns_of(n="int"))
+    parts = list(decode_in_parts(decoder.decode, [b"1", b"x", b"3"]))
+    assert [row["n"] for _, _, decoded in parts for row in rows_of(decoded)] == [1, 3]
+    assert [(start, reject.reason) for start, _, part in parts for reject in part.rejects] == [(1, "is not a number")]

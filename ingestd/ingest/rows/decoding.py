@@ -23,6 +23,7 @@ from ingestd.formats.decoder import (
     DecodeResult,
     Evolving,
     Reject,
+    decode_or_reject,
     in_parts,
     is_utf8,
     with_places,
@@ -175,7 +176,7 @@ class RowDecoder:
 
         Raises TooManyValues for several records. Reading a reject may raise FalseReject.
         """
-        of_values = self._values.decode(batch.values)
+        of_values = decode_or_reject(self._values.decode, batch.values)
         of_values = replace(of_values, rejects=with_places(of_values.rejects, batch.origin))
         decoded = self._columns.fill(batch, of_values)
         decoded = self._partitioning.fill(decoded)
