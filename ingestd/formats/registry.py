@@ -54,6 +54,7 @@ _MAX_WAITS = 3  # after waiting so many times `lag` for schemas that did not app
 _PASSED = Deadline(-math.inf)
 _MAX_REMEMBERED = 100_000  # ids that have no usable schema
 _LOGIN_STATUS = (401, 403)
+_DESCRIPTORS_HINT = "set format.descriptor_set and format.message, which describe the messages without the registry"
 _BUSY_STATUS = (408, 429)
 
 
@@ -120,13 +121,16 @@ class Patience:
 
     `missing_seconds` is how long the answer counts that there is no schema, and `waits_seconds` how long a wait for a
     schema that did not appear counts. After `requests` answers of that kind within `period_seconds`, the client waits
-    for the end of the period before it requests another schema.
+    for the end of the period before it requests another schema. `failures` is how often, every `failure_seconds`, it
+    requests descriptors from a registry that fails for them but returns the source, which is a defect and no outage.
     """
 
     missing_seconds: float = 30.0
     waits_seconds: float = 600.0
     requests: int = 1_000
     period_seconds: float = 2.0
+    failures: int = 5
+    failure_seconds: float = 0.5
 
 
 class Registry:
@@ -173,7 +177,7 @@ class Registry:
         """Return the schema with this id. A registry that cannot return descriptors may return text instead.
 
         Raises SchemaMissing if there is none, InvalidSchema if its type is not `kind`, RegistryUnavailable,
-        LoginFailed, and ConfigError if the URL is not that of a registry.
+        LoginFailed, and ConfigError if the URL is not that of a registry, or if only its descriptors are not returned.
         """
         what = f"schema {identifier}"
         if identifier > _MAX_ID:
@@ -183,7 +187,7 @@ class Registry:
             if key not in self._schemas:
                 self._require_not_missing(key)
                 try:
-                    self._schemas[key] = self._awaited(_path_of(identifier, kind), kind, what)
+                    self._schemas[key] = self._awaited(identifier, kind, what)
                 except SchemaMissing as error:
                     self._remember(key, str(error))
                     raise
@@ -205,14 +209,14 @@ class Registry:
         self._missing[key] = reason, Deadline.after(self._patience.missing_seconds)
         self._answers.append(Deadline.after(self._patience.period_seconds))
 
-    def _awaited(self, path: str, kind: SchemaType, what: str) -> RegisteredSchema:
-        """Return the schema at a path, which a replica of the registry may not know at once."""
+    def _awaited(self, identifier: int, kind: SchemaType, what: str) -> RegisteredSchema:
+        """Return the schema with an id, which a replica of the registry may not know at once."""
         may_wait = len(self._waits) < _MAX_WAITS or self._waits[0].passed
         deadline = Deadline.after(self._options.lag if may_wait else 0.0)
         while True:
             is_last = deadline.passed  # even if the first answer is late, the schema is requested again
             try:
-                return self._registered(self._get(path, what), kind, what)
+                return self._registered(self._by_id(identifier, kind, what), kind, what)
             except SchemaMissing:
                 if is_last:
                     if may_wait:
@@ -255,23 +259,56 @@ class Registry:
         For Protobuf, it is the answer for the id of that version. Confluent's registry before 7.4.8, 7.5.7, 7.6.4 and
         7.7.2 returns descriptors only there, and elsewhere the source.
         """
-        answer = self._get(f"/subjects/{_quoted(subject)}/versions/{version}{_query(query)}", what)
+        path = f"/subjects/{_quoted(subject)}/versions/{version}{_query(query)}"
+        answer = self._get(path, what)
         if not _QUERIES[kind]:
             return answer
         _require_type(answer, kind, what)
         if not isinstance(answer.get("id"), int):
-            raise self._not_a_registry(self._options.url)
+            raise ConfigError(
+                f"the answer for {what} lacks the id of the schema, by which its descriptors are requested",
+                where=self._url(path),
+                hint=_DESCRIPTORS_HINT,
+            )
         # An id belongs to one context, which is part of the name of its subjects: `:.CONTEXT:NAME`.
         context = {"subject": subject} if subject.startswith(":.") else {}
-        return self._get(_path_of(answer["id"], kind, **context), what)
+        return self._by_id(answer["id"], kind, what, **context)
+
+    def _by_id(self, identifier: int, kind: SchemaType, what: str, **context: str) -> dict[str, Any]:
+        """Return the answer of the registry for an id.
+
+        Apicurio 3.3 answers 500 to every request for the descriptors of some files, which then is no outage. Raises
+        ConfigError if this repeats while the registry returns the schema without its descriptors, and InvalidSchema if
+        the schema has another type.
+        """
+        url = self._url(_path_of(identifier, {**_QUERIES[kind], **context}))
+        for failures in range(1, self._patience.failures + 1):
+            answer = self._answer(url)
+            if answer[0] != HTTPStatus.INTERNAL_SERVER_ERROR or not _QUERIES[kind]:
+                return self._schema_in(answer, url, what)
+            _require_type(self._get(_path_of(identifier, context), what), kind, what)
+            if failures < self._patience.failures:
+                pause(self._patience.failure_seconds)
+        raise ConfigError(
+            f"the schema registry returns {what}, but not its descriptors: it answers 500 to each request for them",
+            where=url,
+            hint=_DESCRIPTORS_HINT,
+        )
+
+    def _url(self, path: str) -> str:
+        return self._options.url.rstrip("/") + path
 
     def _get(self, path: str, what: str) -> dict[str, Any]:
-        """Return the JSON object at a path, which describes a schema; `what` is what it describes.
+        """Return the JSON object at a path, which describes a schema; `what` is what it describes."""
+        url = self._url(path)
+        return self._schema_in(self._answer(url), url, what)
+
+    def _schema_in(self, received: tuple[int, str, bytes], url: str, what: str) -> dict[str, Any]:
+        """Return the JSON object of an answer, which describes a schema.
 
         Errors name the URL of the request, not one to which it was redirected, which may contain a secret.
         """
-        url = self._options.url.rstrip("/") + path
-        status, reason, body = self._answer(url)
+        status, reason, body = received
         answer = _parsed(body)
         if status >= HTTPStatus.BAD_REQUEST:
             raise self._error(status, reason, answer, url, what)
@@ -346,8 +383,8 @@ class Registry:
         )
 
 
-def _path_of(identifier: int, kind: SchemaType, **parameters: str) -> str:
-    return f"/schemas/ids/{identifier}{_query({**_QUERIES[kind], **parameters})}"
+def _path_of(identifier: int, parameters: Mapping[str, str]) -> str:
+    return f"/schemas/ids/{identifier}{_query(parameters)}"
 
 
 def _quoted(text: str) -> str:

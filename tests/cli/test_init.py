@@ -272,7 +272,7 @@ def test_proposal_when_only_the_user_can_decide_then_says_what() -> None:
 
 def test_proposal_when_records_name_a_schema_then_the_registry_tells_the_format_and_the_columns() -> None:
     with registry_server() as server:
-        registry = Registry(RegistryOptions(url=server.url))
+        registry = Registry(RegistryOptions(url=server.url, lag=0.0))
         avro = {"type": "record", "name": "r", "fields": [{"name": "id", "type": "long"}]}
         identifier = server.register("topic-value", {"schema": json.dumps(avro)})
         found = propose([b"\0" + identifier.to_bytes(4, "big") + b"\2"], None, registry, "topic")
@@ -282,7 +282,9 @@ def test_proposal_when_records_name_a_schema_then_the_registry_tells_the_format_
         assert [column.name for column in found.columns] == ["id"]
         assert "make sure that they are content ids" in found.note
         found = propose([b"\0" + bytes(6) + b"\1\2\3"], None, registry, "topic")
-        assert (found.format, "no Avro or Protobuf schema 258" in found.note) == (None, True)
+        assert (found.format, "no Avro schema 258." in found.note) == (None, True)
+        found = propose([b"\0\0\0\1\2\3"], None, registry, "topic")
+        assert (found.format, "no Avro or Protobuf schema 258." in found.note) == (None, True)
         deep: Any = "long"
         for level in range(9):
             deep = {"type": "record", "name": f"r{level}", "fields": [{"name": "a", "type": deep}]}

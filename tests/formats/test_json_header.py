@@ -15,6 +15,7 @@ from tests.support.registry import registry_server, serialize
 
 COLUMNS = columns_of(id="int", at="timestamp")
 WRONG_HEADER = "record does not begin with the header of the framing confluent"
+NOT_SKIPPED = "the JSON text begins with the header of a schema registry; format.framing: confluent skips one header"
 # Ids whose bytes are line ends, brackets, quotes, and none of UTF-8.
 IDS = (1, 0x0A0D0A0D, 0x7B5B225C, 0xFFFEFFFE, 0)
 
@@ -62,11 +63,17 @@ def test_decode_when_the_framing_is_not_set_then_the_reason_names_it() -> None:
     for text in (b'{"id": 1}', b' [{"id": 1}]'):
         for identifier in IDS:
             decoded = JsonOptions().decoder(COLUMNS).decode([framed(identifier, text)])
-            assert reasons(decoded) == [
-                (0, "", "record has the header of a schema registry: set format.framing: confluent")
-            ]
+            assert reasons(decoded) == [(0, "", NOT_SKIPPED)]
     decoded = JsonOptions().decoder(COLUMNS).decode([framed(1, b"\0\0{")])
     assert reasons(decoded)[0][2].startswith("record is not JSON: ")
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_decode_when_records_have_two_headers_then_the_reason_does_not_name_the_framing_that_is_set(count: int) -> None:
+    for records, text in (("object", b'{"id": 1}'), ("array", b'[{"id": 1}]')):
+        options = JsonOptions(framing="confluent", records=records)  # type: ignore[arg-type]
+        decoded = options.decoder(COLUMNS).decode([framed(1, framed(2, text))] * count)
+        assert [reason for _, _, reason in reasons(decoded)] == [NOT_SKIPPED] * count
 
 
 def test_decode_when_serializer_is_confluents_then_rows_are_exact() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-from ingestd.errors import ConfigError
+from ingestd.errors import ConfigError, RegistryUnavailable
 from ingestd.formats.protobuf.options import ProtobufOptions
 from ingestd.formats.registry import Patience, Registry, RegistryOptions
 from tests.support.decoding import columns_of, reasons, rows_of
@@ -33,7 +33,7 @@ def server() -> Iterator[RegistryServer]:
 
 
 def registry_of(server: RegistryServer) -> Registry:
-    return Registry(RegistryOptions(server.url, lag=0.0), Patience(missing_seconds=LIMIT))
+    return Registry(RegistryOptions(server.url, lag=0.0), Patience(missing_seconds=LIMIT, failure_seconds=0.0))
 
 
 def text_of(file: FileDescriptorProto) -> str:
@@ -184,6 +184,46 @@ def test_decode_when_registry_returns_the_source_then_raises_config_error(server
     decoder = ProtobufOptions().decoder(COLUMNS, registry_of(server))
     with pytest.raises(ConfigError, match="the text of its source"):
         decoder.decode([framed(identifier, b"\x00", b"")])
+
+
+def test_decode_when_registry_always_fails_for_descriptors_but_returns_the_source_then_raises_config_error(
+    server: RegistryServer,
+) -> None:
+    record = framed(register(server, FILE), b"\x00", b"\x08\x07")
+    decoder = ProtobufOptions().decoder(COLUMNS, registry_of(server))
+    server.fails_descriptors = True
+    with pytest.raises(ConfigError, match="returns schema 1, but not its descriptors: it answers 500") as caught:
+        decoder.decode([record])
+    assert "format.descriptor_set" in str(caught.value.hint)
+    assert set(server.gets) == {"/schemas/ids/1", "/schemas/ids/1?format=serialized"}
+    with pytest.raises(ConfigError, match="returns subject t-value, but not its descriptors"):
+        ProtobufOptions().columns(registry_of(server), ["t"])
+    server.register("avro", {"schema": "{}"})
+    assert reasons(decoder.decode([framed(number, b"\x00", b"") for number in (7, 2)])) == [
+        (0, "", "the registry has no schema 7"),
+        (1, "", "schema 2 of the registry has the type AVRO, not PROTOBUF"),
+    ]
+
+    server.fails_descriptors = False
+    assert rows_of(decoder.decode([record])) == [{"id": 7, "name": None}]
+
+
+def test_decode_when_registry_fails_for_all_requests_then_it_is_unavailable(server: RegistryServer) -> None:
+    record = framed(register(server, FILE), b"\x00", b"\x08\x07")
+    decoder = ProtobufOptions().decoder(COLUMNS, registry_of(server))
+    server.status = 500
+    with pytest.raises(RegistryUnavailable, match="answers 500"):
+        decoder.decode([record])
+    server.status = None
+    assert rows_of(decoder.decode([record])) == [{"id": 7, "name": None}]
+
+
+def test_columns_when_the_answer_for_a_subject_lacks_the_id_then_the_error_says_so(server: RegistryServer) -> None:
+    register(server, FILE)
+    server.hides_ids = True
+    with pytest.raises(ConfigError, match="the answer for subject t-value lacks the id of the schema") as caught:
+        ProtobufOptions().columns(registry_of(server), ["t"])
+    assert caught.value.where == f"{server.url}/subjects/t-value/versions/latest"
 
 
 @pytest.mark.parametrize("count", [1, 100])

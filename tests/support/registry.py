@@ -38,6 +38,9 @@ class RegistryServer:
     Like Confluent's registry before 7.8, it returns the descriptors of Protobuf schemas only by their ids, with
     `format=serialized`, and else a source. Schemas of subjects `:.CONTEXT:NAME` are found by ids only with the subject.
 
+    If it `fails_descriptors`, it answers 500 to requests for them, as Apicurio 3.3 does for some files, and if it
+    `hides_ids`, its answers for versions lack the ids of their schemas.
+
     The versions of the subjects in `deleted` are returned only to requests with the parameter `deleted`. The next
     `lagging` requests are answered as by a replica that does not know any schema yet. `connections` is the number of
     connections that were accepted. A connection is for one request, unless the server `keeps_connections`; then, it
@@ -50,6 +53,8 @@ class RegistryServer:
     gets: list[str] = field(default_factory=list)
     deleted: set[str] = field(default_factory=set)
     lagging: int = 0
+    fails_descriptors: bool = False
+    hides_ids: bool = False
     connections: int = 0
     keeps_connections: bool = False
     max_requests: int = sys.maxsize
@@ -65,6 +70,10 @@ class RegistryServer:
         if identifier not in versions:
             versions.append(identifier)
         return identifier
+
+    def status_of(self, query: Mapping[str, str]) -> int:
+        """Return the status of the answer to a request for a schema that exists."""
+        return 500 if self.fails_descriptors and query.get("format") == "serialized" else 200
 
     def find(self, path: list[str], query: Mapping[str, str]) -> dict[str, Any] | None:
         """Return the schema at `/schemas/ids/ID` or `/subjects/SUBJECT/versions/VERSION`; None for other paths.
@@ -86,6 +95,8 @@ class RegistryServer:
             more = {"id": identifier, "subject": path[1], "version": version}
         if not 0 < identifier <= len(self._schemas):
             return None
+        if self.hides_ids:
+            more.pop("id", None)
         found = {**self._schemas[identifier - 1], **more}
         if found.get("schemaType") == "PROTOBUF" and not (is_by_id and query.get("format") == "serialized"):
             found["schema"] = SOURCE
@@ -138,8 +149,10 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self.server.content.gets.append(self.path)
         if self._is_allowed():
-            found = self.server.content.find(self._parts(), dict(parse_qsl(urlsplit(self.path).query)))
-            self._answer(404 if found is None else 200, _MISSING_SCHEMA if found is None else found)
+            query = dict(parse_qsl(urlsplit(self.path).query))
+            found = self.server.content.find(self._parts(), query)
+            status = 404 if found is None else self.server.content.status_of(query)
+            self._answer(status, _MISSING_SCHEMA if found is None else found)
 
     def do_POST(self) -> None:
         schema = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

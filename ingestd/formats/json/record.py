@@ -27,6 +27,8 @@ MAX_DEPTH = 200
 _MAX_KNOWN_NAMES = 10_000
 _BEFORE_ITEMS = b"[{,"  # an item of an array or a map follows one of these letters
 _MEMBERS = (b":{", b": {", b":null", b": null")  # objects and nulls behind a name, which are no items of arrays
+# A reason that also fits a record with two headers.
+_FRAMED = "the JSON text begins with the header of a schema registry; format.framing: confluent skips one header"
 MARK = b"\xef\xbb\xbf"  # the byte order mark, which may precede a record
 
 
@@ -339,7 +341,7 @@ def _parse_any(value: bytes, parse: Callable[[str], object]) -> object:
         return parse(value.decode())
     except ValueError as error:  # including UnicodeDecodeError
         if may_be_framed(value):
-            raise RejectError("", "record has the header of a schema registry: set format.framing: confluent") from None
+            raise RejectError("", _FRAMED) from None
         if isinstance(error, UnicodeDecodeError):
             raise RejectError("", f"record is not UTF-8 (byte {error.start})") from None
         raise RejectError("", f"record is not JSON: {error}") from None

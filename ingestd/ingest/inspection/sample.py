@@ -220,7 +220,8 @@ def _registered(
             why = f"The columns of a table are not proposed: {error.what}."
             return Proposal(keys, note=f"{note} {why}".lstrip())
         return Proposal(keys, columns, note)
-    what = f"The records have the header of a schema registry, which has no Avro or Protobuf schema {identifier}."
+    types = " or ".join(options.type.capitalize() for options in candidates)
+    what = f"The records have the header of a schema registry, which has no {types} schema {identifier}."
     return Proposal(None, note=what)
 
 
