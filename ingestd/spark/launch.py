@@ -13,6 +13,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import struct
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -107,9 +108,22 @@ def _sockets(folder: Path) -> dict[str, str]:
     version = importlib.metadata.version("pyspark").split(".")
     if (int(version[0]), int(version[1])) < _SOCKETS_SINCE:
         return {}
-    if len(os.fsencode(folder)) > _MAX_FOLDER:
+    if len(os.fsencode(folder)) > _MAX_FOLDER or not _has_sockets(folder):
         return {UNIX_SOCKETS: "false"}
     return {UNIX_SOCKETS: "true", f"{_SOCKETS}.dir": str(folder)}
+
+
+def _has_sockets(folder: Path) -> bool:
+    """Return whether the file system of a folder has sockets, which some of networks and other systems do not have."""
+    place = folder / "socket"
+    try:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.bind(str(place))
+            probe.listen()
+        place.unlink()
+    except OSError:
+        return False
+    return True
 
 
 def _is_on_this_machine(master: str) -> bool:

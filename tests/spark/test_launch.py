@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pyspark
@@ -50,18 +51,23 @@ def test_properties_when_the_driver_runs_the_tasks_then_one_that_lacks_memory_do
 def test_properties_when_the_driver_runs_the_tasks_then_unix_sockets_are_in_its_own_directory() -> None:
     """Executors on other machines do not have the directory. `test_sockets` examines the sockets themselves."""
     prefix = "spark.python.unix.domain.socket."
-    longest = Path("/tmp") / ("x" * (61 - len("/tmp/")))
 
     def sockets(master: str, scratch: Path) -> dict[str, str]:
         properties = spark_properties(master, {}, scratch)
         return {key.removeprefix(prefix): value for key, value in properties.items() if key.startswith(prefix)}
 
     assert not any(sockets(master, SCRATCH) for master in ("local-cluster[2,1,1024]", *CLUSTERS))
-    expected = {"enabled": "true", "dir": str(longest)} if HAS_UNIX_SOCKETS else {}
-    assert all(sockets(master, longest) == expected for master in ("local", "local[2]", "local[*]", "local[4,2]"))
-    too_long = [longest.with_name(f"{longest.name}x"), longest.with_name(f"{longest.name[1:]}ü")]
-    expected = {"enabled": "false"} if HAS_UNIX_SOCKETS else {}
-    assert [sockets("local[2]", path) for path in too_long] == [expected, expected]
+    with tempfile.TemporaryDirectory(dir="/tmp") as parent:
+        longest = Path(parent) / ("x" * (61 - len(f"{parent}/")))
+        too_long = [longest.with_name(f"{longest.name}x"), longest.with_name(f"{longest.name[1:]}ü")]
+        for path in (longest, *too_long):
+            path.mkdir()
+        expected = {"enabled": "true", "dir": str(longest)} if HAS_UNIX_SOCKETS else {}
+        assert all(sockets(master, longest) == expected for master in ("local", "local[2]", "local[*]", "local[4,2]"))
+        assert list(longest.iterdir()) == []
+        expected = {"enabled": "false"} if HAS_UNIX_SOCKETS else {}
+        without_sockets = Path("/proc/self")  # as with some file systems of networks, where files can be created
+        assert [sockets("local[2]", path) for path in (*too_long, without_sockets)] == [expected] * 3
 
 
 @pytest.mark.parametrize("master", [*LOCAL, *CLUSTERS])
