@@ -253,6 +253,48 @@ def test_decode_when_the_descriptors_are_configured_then_the_registry_is_not_ask
     assert reasons(decoded) == [(row + len(records) * n, *more) for n in range(count) for row, *more in wanted]
 
 
+def _with_map(*nested: str) -> FileDescriptorProto:
+    """Return a file whose message Outer has a map, and contains messages of these names and the type of its entries."""
+    outer = message("Outer", [Field("m", 1, "int32", key="string")])
+    [entry] = outer.nested_type
+    messages = {
+        "MEntry": entry,
+        "A": message("A", [Field("id", 1, "int32")]),
+        "B": message("B", [Field("id", 1, "int64")]),
+    }
+    del outer.nested_type[:]
+    outer.nested_type.extend(messages[name] for name in nested)
+    return file_of(outer)
+
+
+@pytest.mark.parametrize(
+    ("nested", "name", "accepted"),
+    [
+        (("MEntry", "A"), "A", [0, 1]),
+        (("MEntry", "A", "B"), "B", [2]),  # as 1 is the path of A
+        (("MEntry", "A", "B"), "A", [0, 1]),
+        (("A", "MEntry", "B"), "B", [1, 2]),
+        (("A", "B", "MEntry"), "B", [1]),
+    ],
+)
+def test_decode_when_a_java_producer_normalizes_schemas_then_entries_of_maps_do_not_count(
+    nested: tuple[str, ...], name: str, accepted: list[int]
+) -> None:
+    options = ProtobufOptions(descriptor_set=set_of(_with_map(*nested)), message=f"shop.Outer.{name}")
+    records = [framed(5, bytes([4, 0, 2 * index]), b"\x08\x07") for index in range(4)]
+    decoded = options.decoder(COLUMNS).decode(records)
+    assert [index for index in range(4) if index not in {reject.row for reject in decoded.rejects}] == accepted
+
+
+def test_decode_when_registry_has_a_normalized_schema_then_the_entries_of_maps_are_behind_the_other_messages(
+    server: RegistryServer,
+) -> None:
+    """Confluent's registry builds descriptors in this order from the source, which has no messages for entries."""
+    identifier = register(server, _with_map("A", "B", "MEntry"))
+    decoder = ProtobufOptions().decoder(COLUMNS, registry_of(server))
+    assert rows_of(decoder.decode([framed(identifier, b"\x04\x00\x02", b"\x08\x07")])) == [{"id": 7, "name": None}]
+
+
 def test_decode_when_serializer_is_confluents_then_rows_are_exact(server: RegistryServer) -> None:
     with warnings.catch_warnings(record=True):  # a library that the client imports warns of its next release
         library = pytest.importorskip("confluent_kafka.schema_registry.protobuf", reason="googleapis-common-protos")

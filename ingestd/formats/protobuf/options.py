@@ -14,7 +14,7 @@ from ingestd.formats.columnar_decoder import joined_columns, no_columns
 from ingestd.formats.protobuf.columns import row_of
 from ingestd.formats.protobuf.decoder import ProtobufDecoder, Types
 from ingestd.formats.protobuf.framing import ONLY_TYPE, Framing, Key
-from ingestd.formats.protobuf.schema import ProtoType, SchemaFile, is_descriptor, path_in_set, read_set
+from ingestd.formats.protobuf.schema import ProtoType, SchemaFile, is_descriptor, paths_in_set, read_set
 from ingestd.formats.record_decoder import TombstonesKey
 from ingestd.formats.registry import InvalidSchema, RegisteredSchema, Registry, SchemaMissing
 from ingestd.formats.unmatched import UnmatchedKey
@@ -102,21 +102,21 @@ class ProtobufOptions:
         if self.descriptor_set is not None and self.message is not None:
             kind = read_set(self.descriptor_set, self.message)
             has_path = self.framing == "confluent"
-            return _Configured(kind, path_in_set(self.descriptor_set, self.message) if has_path else ONLY_TYPE[1])
+            return _Configured(kind, paths_in_set(self.descriptor_set, self.message) if has_path else (ONLY_TYPE[1],))
         return _Registered(Registry.required(registry))
 
 
 class _Configured:
-    """The type of all records, and the index path with which they name it; see `decoder.Types`."""
+    """The type of all records, and the index paths with which they may name it; see `decoder.Types`."""
 
     by_id = False
 
-    def __init__(self, kind: ProtoType, path: tuple[int, ...]) -> None:
-        self._kind, self._path = kind, path
+    def __init__(self, kind: ProtoType, paths: Sequence[tuple[int, ...]]) -> None:
+        self._kind, self._paths = kind, paths
 
     def find(self, key: Key) -> ProtoType:
-        if key[1] != self._path:
-            given, wanted = (", ".join(map(str, path)) for path in (key[1], self._path))
+        if key[1] not in self._paths:
+            given, wanted = (", ".join(map(str, path)) for path in (key[1], self._paths[0]))
             raise InvalidSchema(
                 f"the record has a message of the index path {given}, but that of {self._kind.name} is {wanted}"
             )

@@ -96,16 +96,29 @@ def read_set(text: str, name: str) -> ProtoType:
     return _named(_pool_of_set(text), name)
 
 
-def path_in_set(text: str, name: str) -> tuple[int, ...]:
-    """Return the index path of a message, which `read_set` has found: see `SchemaFile.find`."""
-    path: list[int] = []
-    message: Descriptor | None = _pool_of_set(text).FindMessageTypeByName(name)
-    while message is not None:
-        outer = message.containing_type
-        names = outer.nested_types_by_name if outer else message.file.message_types_by_name
-        path.insert(0, list(names).index(message.name))
-        message = outer
-    return tuple(path)
+def paths_in_set(text: str, name: str) -> tuple[tuple[int, ...], ...]:
+    """Return the index paths of a message, which `read_set` has found: see `SchemaFile.find`.
+
+    The first is its path. With `normalize.schemas=true`, Confluent's Java serializer does not count the types of the
+    entries of maps, which are inside of messages: this is the second path, unless it is that of another message.
+    """
+    message: Descriptor = _pool_of_set(text).FindMessageTypeByName(name)
+    path, normalized = _path(message, is_normalized=False), _path(message, is_normalized=True)
+    found: Descriptor | None = None
+    places: Sequence[Descriptor] = list(message.file.message_types_by_name.values())
+    for index in normalized:
+        found = places[index] if index < len(places) else None
+        places = list(found.nested_types) if found else ()
+    is_of_another = found is not None and not found.GetOptions().map_entry
+    return (path,) if is_of_another else (path, normalized)
+
+
+def _path(message: Descriptor, *, is_normalized: bool) -> tuple[int, ...]:
+    outer = message.containing_type
+    if outer is None:
+        return (list(message.file.message_types_by_name).index(message.name),)
+    names = [inner.name for inner in outer.nested_types if not (is_normalized and inner.GetOptions().map_entry)]
+    return *_path(outer, is_normalized=is_normalized), names.index(message.name)
 
 
 def _pool_of_set(text: str) -> DescriptorPool:
