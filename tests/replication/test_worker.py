@@ -21,7 +21,7 @@ from ingestd.hive.schedules import ScheduledQuery
 from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import open_transactions
 from ingestd.replication.cluster import Cluster
-from ingestd.replication.cycle import resume
+from ingestd.replication.cycle import Step, dump, resume
 from ingestd.replication.marks import LAST_ID
 from ingestd.replication.policies.options import PolicyOptions, ReplicationOptions
 from ingestd.replication.policies.policy_status import State, read_runs
@@ -277,6 +277,32 @@ def test_policy_when_dropped_while_it_runs_then_releases_what_it_holds(pair: Pai
             "the end of the transactions",
             lambda: not Replay(target.metastore, pair.target, accepts_gaps=lambda _: False).open_transactions,
         )
+
+
+def test_policies_when_a_dump_was_limited_then_continue_without_their_schedules_until_there_is_no_backlog(
+    pair: Pair,
+) -> None:
+    source, target = pair.replica.source, pair.replica.target
+    pair.create()
+    pair.dump()
+    pair.load()
+    given = {**pair.dump_statement.given, "ingestd.repl.events": "4"}
+    limited = replace(pair.dump_statement, given=given)
+    pair.policies(source).alter("dump", PolicyChange(statement=limited))
+    rows = [(number, "a") for number in range(6)]
+    for row in rows:
+        pair.insert([row])
+    dump(pair.cluster(source), limited, Step(), pair.stop)
+    assert (pair.status(source).continues, pair.status(target).continues) == (False, True)
+    with pair.worker(source), pair.worker(target):
+        eventually("the rows", lambda: pair.rows() == rows)
+        eventually("no lag", lambda: _lag(pair, source) == 0)
+        eventually("the end of the backlog", lambda: pair.status(target).turn is pair.status(source).turn is None)
+    for side in (source, target):
+        runs = [run for run in pair.status(side).runs if run.status is Status.SUCCESS]
+        assert len(runs) > 2
+        assert {run.phase for run in runs} == {"INCREMENTAL"}
+        assert not pair.status(side).continues
 
 
 def test_worker_when_stopped_then_its_execution_is_continued_at_once(pair: Pair) -> None:

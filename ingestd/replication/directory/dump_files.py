@@ -73,6 +73,7 @@ class DumpState:
     `tables` could not be loaded from the previous dump, so they are bootstrapped. The target has refused constraints of
     the tables `unconstrained`, so the dump contains all constraints of them.
     `fingerprint` is that of the event `from_event`, for an incremental dump; '' if an earlier release has dumped it.
+    `continues` says that the previous dump has UNTIL_FILE.
     `began` is the Unix time of the source: the dump contains everything up to it, unless its manifest has UNTIL_FILE.
     """
 
@@ -84,6 +85,7 @@ class DumpState:
     tables: tuple[str, ...] = ()
     unconstrained: tuple[str, ...] = ()
     fingerprint: str = ""
+    continues: bool = False
     began: int = field(default_factory=lambda: int(now()), compare=False)
 
     def encode(self) -> bytes:
@@ -105,6 +107,7 @@ class DumpState:
                 tables=tuple(values["tables"]),
                 unconstrained=tuple(values.get("unconstrained", ())),
                 fingerprint=str(values.get("fingerprint", "")),
+                continues=bool(values.get("continues", False)),
                 began=int(values.get("began", 0)),
             )
         except (KeyError, TypeError, ValueError) as error:

@@ -184,6 +184,7 @@ class DumpDirectory:
             tables=loaded.lost,
             unconstrained=loaded.unconstrained,
             fingerprint=self._fingerprint(loaded, metadata),
+            continues=self._is_limited(loaded, metadata),
         )
         return self._begin(state)
 
@@ -232,6 +233,24 @@ class DumpDirectory:
     def finish_load(self, dump: Dump) -> None:
         """Let the source begin the next dump."""
         self._storage.create(child(dump.uri, _LOADED), b"")
+
+    # --- backlogs
+
+    def turn(self, dumps: Sequence[Dump]) -> Side | None:
+        """Return the side that continues a backlog at once, without waiting for its schedule; None if there is none.
+
+        A backlog begins with a dump that does not contain all events of its time, and ends with one that does. `dumps`
+        are those of the directory. Raises NotFound if one is removed meanwhile.
+        """
+        if not dumps:
+            return None
+        latest = dumps[-1]
+        if not latest.is_finished:
+            return Side.SOURCE if latest.state.continues else None
+        is_limited = self._is_limited(latest, self.metadata(latest))
+        if latest.is_loaded:
+            return Side.SOURCE if is_limited else None
+        return Side.TARGET if is_limited or latest.state.continues else None
 
     # --- failures
 
@@ -301,6 +320,10 @@ class DumpDirectory:
         """Return the fingerprint of the last event of a finished dump; '' if an earlier release has made it."""
         content = self._find(_in_manifest(dump, metadata, FINGERPRINT_FILE))
         return "" if content is None else content.decode(errors="replace")
+
+    def _is_limited(self, dump: Dump, metadata: DumpMetadata) -> bool:
+        """Return whether a finished dump does not contain all events of its time."""
+        return self._find(_in_manifest(dump, metadata, UNTIL_FILE)) is not None
 
     def _announce(self, dump: Dump, keep: int = 0) -> None:
         self._show_external(dump)

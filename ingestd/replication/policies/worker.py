@@ -12,6 +12,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -239,16 +240,34 @@ class PolicyWorker:
     # --- states
 
     def _watch(self) -> None:
-        """Read the states of all policies repeatedly, and after each execution; end holds that are not needed."""
+        """Read the states of all policies repeatedly, and after each execution.
+
+        Continues backlogs, and ends holds that are not needed.
+        """
         while not self._stop.is_set():
             self._is_outdated.clear()
+            seconds = _WATCH_SECONDS
             try:
                 self.statuses = list(read_statuses(self._cluster, self._policies, self._schedules))
                 self.read_at = now()
+                self._continue()
+                if any(status.turn for status in self.statuses):
+                    seconds = min(seconds, self._options.poll)
                 self._holds.review({status.policy.name for status in self.statuses if status.policy.is_enabled})
             except IngestdError as error:
-                policy_events.policies_unavailable(error, _WATCH_SECONDS)
-            pause(_WATCH_SECONDS, self._is_outdated)
+                policy_events.policies_unavailable(error, seconds)
+            pause(seconds, self._is_outdated)
+
+    def _continue(self) -> None:
+        """Make policies due that have a backlog: each side as soon as the other one has done its part.
+
+        One whose execution has begun meanwhile runs once more, and is then skipped.
+        """
+        for status in self.statuses:
+            if status.continues and status.policy.name not in self.active:
+                with suppress(ConfigError):  # disabled or dropped meanwhile
+                    self._policies.execute(status.policy.name)
+                self._woken.set()
 
 
 def executor(metastore: Metastore) -> str:
