@@ -114,7 +114,7 @@ def _sockets(folder: Path) -> dict[str, str]:
 
 
 def _has_sockets(folder: Path) -> bool:
-    """Return whether the file system of a folder has sockets, which some of networks and other systems do not have."""
+    """Return whether Unix domain sockets can be created in a folder. Some file systems, as of networks, have none."""
     place = folder / "socket"
     try:
         with socket.socket(socket.AF_UNIX) as probe:

@@ -76,7 +76,7 @@ def test_cycle_when_dumps_and_loads_alternate_then_each_skips_until_the_other_ha
     assert _begin(source).state.from_event == 12
 
 
-def test_turn_when_a_dump_was_ended_early_then_is_that_of_the_other_side_until_one_has_all_events(root: Root) -> None:
+def test_side_that_continues_when_a_dump_was_ended_early_then_is_the_other_until_one_has_all_events(root: Root) -> None:
     source, storage = _directory(root), root.storages.at(root.uri)
 
     def finish(dump: Dump, *, is_limited: bool) -> None:
@@ -86,25 +86,25 @@ def test_turn_when_a_dump_was_ended_early_then_is_that_of_the_other_side_until_o
             storage.create(child(manifest, "_complete_until"), b"1795900000")
         source.finish_dump(dump, replace(_metadata(dump, 9), payload="manifest"))
 
-    def turn() -> Side | None:
-        return source.turn(source.dumps())
+    def side() -> Side | None:
+        return source.continuing_side(source.dumps())
 
-    assert turn() is None
+    assert side() is None
     for is_limited in (False, False, True, True):
         dump = _begin(source, event=7)
-        seen = [turn()]
+        seen = [side()]
         finish(dump, is_limited=is_limited)
-        seen.append(turn())
+        seen.append(side())
         _load(source)
-        seen.append(turn())
+        seen.append(side())
         expected = [Side.SOURCE if dump.state.continues else None]
         assert seen == expected + ([Side.TARGET, Side.SOURCE] if is_limited else [None, None])
     last = _begin(source)
-    assert (last.state.continues, turn()) == (True, Side.SOURCE)
+    assert (last.state.continues, side()) == (True, Side.SOURCE)
     finish(last, is_limited=False)
-    assert turn() is Side.TARGET
+    assert side() is Side.TARGET
     _load(source)
-    assert turn() is None
+    assert side() is None
 
 
 def test_dump_when_killed_before_it_finished_then_it_is_continued_if_the_scope_is_the_same(root: Root) -> None:

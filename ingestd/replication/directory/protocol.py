@@ -236,7 +236,7 @@ class DumpDirectory:
 
     # --- backlogs
 
-    def turn(self, dumps: Sequence[Dump]) -> Side | None:
+    def continuing_side(self, dumps: Sequence[Dump]) -> Side | None:
         """Return the side that continues a backlog at once, without waiting for its schedule; None if there is none.
 
         A backlog begins with a dump that does not contain all events of its time, and ends with one that does. `dumps`

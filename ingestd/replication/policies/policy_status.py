@@ -62,8 +62,8 @@ class Lag:
 class PolicyStatus:
     """A policy with its executions, the latest first.
 
-    `problem` is the last error, or what the last successful execution has left out; '' if there is neither. `turn` is
-    the side that continues a backlog (`DumpDirectory.turn`).
+    `problem` is the last error, or what the last successful execution has left out; '' if there is neither.
+    `continuing` is the side that continues a backlog (`DumpDirectory.continuing_side`).
     """
 
     policy: Policy
@@ -71,14 +71,14 @@ class PolicyStatus:
     runs: Sequence[Run] = ()
     lag: Lag | None = None
     problem: str = ""
-    turn: Side | None = None
+    continuing: Side | None = None
 
     @property
     def continues(self) -> bool:
         """Whether the policy is to continue a backlog now. After an error, it waits for its schedule."""
         side = Side.SOURCE if isinstance(self.policy.statement, ReplDump) else Side.TARGET
         is_waiting = self.state is State.IDLE and self.policy.is_enabled and not self.policy.is_due
-        return is_waiting and self.turn is side
+        return is_waiting and self.continuing is side
 
     @property
     def last(self) -> Run | None:
@@ -120,7 +120,7 @@ def read_status(cluster: Cluster, policy: Policy, schedules: Schedules, timeout_
     if policy.statement is None:
         return PolicyStatus(policy, State.INVALID, runs, problem=str(policy.problem))
     try:
-        marker, lag, turn = _examine(cluster, policy.statement)
+        marker, lag, continuing = _examine(cluster, policy.statement)
     except BootstrapRequired as error:
         return PolicyStatus(policy, State.NEEDS_BOOTSTRAP, runs, problem=str(error))
     except IngestdError as error:
@@ -129,7 +129,7 @@ def read_status(cluster: Cluster, policy: Policy, schedules: Schedules, timeout_
     problem = marker or (last.error if last else "")
     if not problem and last is not None and _is_lost(last, timeout_seconds):
         problem = f"execution {last.execution} has ended without a result: its worker was killed or suspended"
-    status = PolicyStatus(policy, _state(policy, runs, marker, timeout_seconds), runs, lag, problem, turn)
+    status = PolicyStatus(policy, _state(policy, runs, marker, timeout_seconds), runs, lag, problem, continuing)
     return status if problem else replace(status, problem=status.left_out)
 
 
@@ -162,8 +162,8 @@ def _examine(cluster: Cluster, statement: ReplDump | ReplLoad) -> tuple[str, Lag
     dumps = directory.dumps()
     marker = directory.failure(dumps[-1]) if dumps else ""
     if isinstance(statement, ReplDump):
-        return marker, _dump_lag(cluster, directory, dumps), directory.turn(dumps)
-    return marker, _load_lag(cluster, directory, dumps, statement.target), directory.turn(dumps)
+        return marker, _dump_lag(cluster, directory, dumps), directory.continuing_side(dumps)
+    return marker, _load_lag(cluster, directory, dumps, statement.target), directory.continuing_side(dumps)
 
 
 def _dump_lag(cluster: Cluster, directory: DumpDirectory, dumps: Sequence[Dump]) -> Lag | None:

@@ -251,7 +251,7 @@ class PolicyWorker:
                 self.statuses = list(read_statuses(self._cluster, self._policies, self._schedules))
                 self.read_at = now()
                 self._continue()
-                if any(status.turn for status in self.statuses):
+                if any(status.continuing for status in self.statuses):
                     seconds = min(seconds, self._options.poll)
                 self._holds.review({status.policy.name for status in self.statuses if status.policy.is_enabled})
             except IngestdError as error:
