@@ -301,7 +301,8 @@ def test_create_when_several_writers_compete_then_one_content_is_complete_and_th
             return None
         return content
 
-    with ThreadPoolExecutor(4) as threads:
+    # moto checks the condition and creates the object in two steps; test_s3 has writers that compete.
+    with ThreadPoolExecutor(4 if case.has_directories else 1) as threads:
         created = [content for content in threads.map(create, contents) if content]
     assert created == [storage.read(file)]
     storage.create(file, created[0])  # as after a lost answer

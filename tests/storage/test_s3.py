@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -269,3 +270,22 @@ def test_s3_when_no_credentials_exist_then_the_error_says_where_they_are_searche
     storage = S3Storage(BUCKET, options)
     with pytest.raises(PermissionDenied, match="no credentials were found"):
         storage.exists(TABLE)
+
+
+def test_create_when_several_writers_compete_then_one_creates_the_file_and_the_others_fail(
+    processes: None, tmp_path: Path
+) -> None:
+    contents = [f"writer {number} ".encode() * 10_000 for number in range(4)]
+    with versitygw(tmp_path) as server:
+        storage = S3Storage(BUCKET, server.options)
+
+        def create(content: bytes) -> bytes | None:
+            try:
+                storage.create(f"{TABLE}/_state", content)
+            except AlreadyExists:
+                return None
+            return content
+
+        with ThreadPoolExecutor(len(contents)) as threads:
+            created = [content for content in threads.map(create, contents) if content]
+        assert created == [storage.read(f"{TABLE}/_state")]
