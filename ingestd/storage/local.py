@@ -40,6 +40,7 @@ from ingestd.storage.local_files import (
     make_directories,
     opened,
     permissions_of,
+    remove_checksums,
     stored,
     sync,
 )
@@ -173,6 +174,7 @@ class LocalStorage:
         """See `Storage`."""
         path = local_path(file)
         with stored(path, content, temporary) as hidden:
+            remove_checksums(path)
             hidden.replace(path)
 
     def leftovers(self, directory: str) -> list[str]:
@@ -196,6 +198,7 @@ class LocalStorage:
         """See `Storage`."""
         path = local_path(file)
         with guarded(path):
+            remove_checksums(path)
             path.unlink(missing_ok=True)
 
     def abort_uploads(self, directory: str, is_garbage: Callable[[str], bool]) -> list[str]:

@@ -159,6 +159,14 @@ def stored(path: Path, content: Stream, temporary: str) -> Iterator[Path]:
         sync(path.parent)
 
 
+def remove_checksums(path: Path) -> None:
+    """Remove the file of checksums that Hadoop keeps beside a file it has written (ChecksumFileSystem).
+
+    Hadoop refuses to read a file whose checksums do not fit, and reads one that has none. Raises OSError.
+    """
+    path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+
+
 def make_directories(path: Path) -> None:
     """Create a directory and those above it, unless they exist, and sync their names to disk. Raises OSError."""
     if not path.is_dir():

@@ -324,6 +324,8 @@ class RandomSource:
         elif change == "delete":
             file.unlink()
         elif other != file:
+            # Hadoop's local file system keeps a checksum in a file beside it, which would no longer fit.
+            file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
             shutil.copy(other, file)
 
     # --- names and statements
