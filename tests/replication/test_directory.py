@@ -276,13 +276,14 @@ def test_directory_when_the_root_is_missing_then_it_is_not_created(local_root: R
     assert not (tmp_path / "missing").exists()
 
 
-def test_dump_when_old_ones_are_kept_then_the_last_remain(local_root: Root) -> None:
+@pytest.mark.parametrize("keep", [0, 1, 2, 3, 9])
+def test_dump_when_old_ones_are_kept_then_the_last_remain(local_root: Root, keep: int) -> None:
     directory = _directory(local_root)
-    for number in range(1, 5):
+    for number in range(1, 6):
         dump = _begin(directory, event=number)
-        directory.finish_dump(dump, _metadata(dump, number), keep=2)
+        directory.finish_dump(dump, _metadata(dump, number), keep)
         _load(directory)
-    assert [dump.state.number for dump in directory.dumps()] == [2, 3, 4]
+    assert [dump.state.number for dump in directory.dumps()] == [1, 2, 3, 4, 5][-1 - keep :]
 
 
 def test_metadata_then_is_written_as_hive_does() -> None:

@@ -333,7 +333,7 @@ class DumpDirectory:
         earlier = [other.uri for other in dumps if other.state.number < dump.state.number]
         # A process that was suspended here must not remove what others have dumped since.
         later = [other.uri for other in dumps if other.state.number > dump.state.number]
-        kept = {*earlier[len(earlier) - keep :], dump.uri, *later}
+        kept = {*earlier[max(0, len(earlier) - keep) :], dump.uri, *later}
         for entry in entries:
             if entry.is_directory and child(self.uri, entry.name) not in kept:
                 self._storage.discard(child(self.uri, entry.name))
