@@ -73,6 +73,11 @@ _GAUGES: Sequence[tuple[str, str, Callable[[PolicyStatus], float | None]]] = (
         lambda status: round(status.lag.seconds, 1) if status.lag else None,
     ),
     (
+        "ingestd_policy_overdue_seconds",
+        "The part of this time that is longer than the schedule of the dump explains",
+        lambda status: round(status.lag.overdue, 1) if status.lag else None,
+    ),
+    (
         "ingestd_policy_since_success_seconds",
         "Time since the last execution that was successful or had nothing to do",
         _since_success,

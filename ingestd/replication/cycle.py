@@ -68,13 +68,15 @@ class Result:
 class Step:
     """Who runs a step: the policy ('' by hand), and the id of its execution (0 by hand). Observers must not block.
 
-    `on_progress` is called in the thread of the step and in threads that it starts. `confirm` is called before a result
-    is stored for the other side; it raises OwnershipLost if another process may run the policy. `hold` is called before
-    a dump reads the source, to keep its files.
+    `next_time` is the Unix time at which the policy is due again; None by hand. `on_progress` is called in the thread
+    of the step and in threads that it starts. `confirm` is called before a result is stored for the other side; it
+    raises OwnershipLost if another process may run the policy. `hold` is called before a dump reads the source, to keep
+    its files.
     """
 
     policy: str = ""
     execution: int = 0
+    next_time: int | None = None
     on_progress: Callable[[Progress], None] = lambda _: None
     confirm: Callable[[], None] = lambda: None
     hold: Callable[[DumpDirectory, Dump], None] = lambda _directory, _dump: None
@@ -130,7 +132,7 @@ def dump(source: Cluster, statement: ReplDump, step: Step, stop: threading.Event
 
     metadata = replace(_marking(directory, begun, step, run), execution_id=step.execution)
     step.confirm()
-    directory.finish_dump(begun, metadata, settings.keep)
+    directory.finish_dump(begun, metadata, settings.keep, step.next_time)
     return Result(counts.progress, metadata.to_event)
 
 

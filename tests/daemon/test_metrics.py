@@ -91,7 +91,7 @@ def test_metrics_when_a_policy_has_run_then_are_its_values() -> None:
     executions = {s.labels["status"]: s.value for s in found["ingestd_policy_executions_total"].samples}
     assert executions == {"SUCCESS": 3, "FAILED": 1}
     expected = {"events_total": 5, "files_total": 6, "bytes_total": 7, "lag_events": 12, "lag_seconds": 34.5}
-    expected |= {"postponed_total": 9, "missing_directories": 0}
+    expected |= {"postponed_total": 9, "missing_directories": 0, "overdue_seconds": 4.5}
     assert {name: _values(found[f"ingestd_policy_{name}"]) for name in expected} == {
         name: [value] for name, value in expected.items()
     }

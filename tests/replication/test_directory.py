@@ -107,6 +107,23 @@ def test_side_that_continues_when_a_dump_was_ended_early_then_is_the_other_until
     assert side() is None
 
 
+@pytest.mark.parametrize(
+    ("after", "is_limited", "planned"), [(None, False, 0), (60, False, 60), (-1, False, 0), (60, True, 0)]
+)
+def test_planned_seconds_when_a_dump_has_the_time_of_the_next_then_are_those_until_it_if_it_is_complete(
+    local_root: Root, after: int | None, is_limited: bool, planned: int
+) -> None:
+    source, storage = _directory(local_root), local_root.storages.at(local_root.uri)
+    dump = _begin(source, event=7)
+    metadata = replace(_metadata(dump, 9), payload="manifest")
+    manifest = storage.location(dump.uri).make_directory("manifest")
+    storage.create(child(manifest, "_external_tables_info"), b"")
+    if is_limited:
+        storage.create(child(manifest, "_complete_until"), b"1795900000")
+    source.finish_dump(dump, metadata, next_dump=None if after is None else dump.state.began + after)
+    assert source.planned_seconds(dump, metadata) == planned
+
+
 def test_dump_when_killed_before_it_finished_then_it_is_continued_if_the_scope_is_the_same(root: Root) -> None:
     source = _directory(root)
     first = _begin(source, event=7)

@@ -22,9 +22,10 @@ from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import open_transactions
 from ingestd.replication.cluster import Cluster
 from ingestd.replication.cycle import Step, dump, resume
+from ingestd.replication.directory.protocol import DumpDirectory
 from ingestd.replication.marks import LAST_ID
 from ingestd.replication.policies.options import PolicyOptions, ReplicationOptions
-from ingestd.replication.policies.policy_status import State, read_runs
+from ingestd.replication.policies.policy_status import Lag, State, read_runs
 from ingestd.replication.policies.runs import Run, Stage, Status
 from ingestd.replication.policies.store import ANY_USER
 from ingestd.replication.policies.worker import PolicyWorker, Totals
@@ -156,6 +157,39 @@ def test_dump_when_a_worker_runs_it_then_the_source_is_held_until_the_next_load(
         eventually("the end of the first hold", lambda: first not in holds())
         assert holds()
     assert not holds()
+
+
+def test_lag_when_the_next_dump_is_planned_then_the_time_until_it_is_not_overdue(pair: Pair) -> None:
+    source, target = pair.replica.source, pair.replica.target
+
+    def lags(seconds: float) -> list[Lag]:
+        """Return the lags of both sides when the target has been behind for so many seconds."""
+
+        def waited(side: Side) -> Lag | None:
+            lag = pair.status(side).lag
+            return lag if lag is not None and lag.seconds > seconds else None
+
+        return [eventually("a lag", partial(waited, side)) for side in (source, target)]
+
+    pair.create()
+    with pair.worker(source), pair.worker(target):
+        _execute(pair, source)
+        _execute(pair, target)
+    pair.insert([(1, "a")])
+    assert [lag.overdue for lag in lags(1.0)] == [0.0, 0.0]
+    due = int(now()) + 2
+    pair.dump(Step("dump", next_time=due))
+    pair.load()
+    pair.insert([(2, "b")])
+    (dumped,) = DumpDirectory(Storages(), pair.root_uri, pair.database).dumps()
+    planned = max(0, due - dumped.state.began)
+    for lag in lags(planned):
+        assert lag.overdue == pytest.approx(lag.seconds - planned)
+    pair.dump()
+    pair.load()
+    pair.insert([(3, "c")])
+    for lag in lags(1.0):
+        assert lag.overdue == lag.seconds
 
 
 def test_status_when_another_client_has_changed_the_last_event_then_is_the_problem(pair: Pair) -> None:

@@ -16,6 +16,8 @@ from ingestd.replication.statements.scope import Scope
 
 UNTIL_FILE = "_complete_until"
 """In the manifest of a dump that does not contain all events of its time: the Unix time of the last one."""
+NEXT_FILE = "_next_dump"
+"""In the manifest of a dump that a policy has made: the Unix time at which the policy is due again."""
 FINGERPRINT_FILE = "_last_event"
 """In a manifest: the fingerprint of the last event of the dump (`Event.fingerprint`)."""
 EXTERNAL_FILE = "_external_tables_info"
@@ -160,8 +162,8 @@ class DumpMetadata:
             raise _damaged(file) from error
 
 
-def decode_until(content: bytes, file: str) -> int:
-    """Return the time in the content of UNTIL_FILE."""
+def decode_time(content: bytes, file: str) -> int:
+    """Return the Unix time in the content of UNTIL_FILE or NEXT_FILE."""
     try:
         return int(content)
     except ValueError as error:

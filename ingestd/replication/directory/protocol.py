@@ -33,12 +33,13 @@ from ingestd.errors import ConfigError, OwnershipLost, ReplicationError
 from ingestd.replication.directory.dump_files import (
     EXTERNAL_FILE,
     FINGERPRINT_FILE,
+    NEXT_FILE,
     UNTIL_FILE,
     DumpMetadata,
     DumpState,
     Owner,
     Phase,
-    decode_until,
+    decode_time,
 )
 from ingestd.replication.directory.lost_tables import lost_tables
 from ingestd.replication.directory.refused_constraints import tables_without_constraints
@@ -192,14 +193,17 @@ class DumpDirectory:
         """Begin a bootstrap, whatever was dumped before; the target ignores older dumps. Raises OwnershipLost."""
         return self._begin_bootstrap(self.dumps(), scope, current_event())
 
-    def finish_dump(self, dump: Dump, metadata: DumpMetadata, keep: int = 0) -> None:
+    def finish_dump(self, dump: Dump, metadata: DumpMetadata, keep: int = 0, next_dump: int | None = None) -> None:
         """Announce a complete dump to the target, and remove all earlier dumps but `keep`.
 
-        If another process has completed the same dump, its result is the valid one. Raises NotFound if the dump has
-        been removed, and the storage has directories.
+        `next_dump` is the Unix time at which its policy is due again; None if that is unknown. If another process has
+        completed the same dump, its result is the valid one. Raises NotFound if the dump has been removed, and the
+        storage has directories.
         """
         if self._read(dump.uri) is None:
             raise OwnershipLost("another process has removed this dump", where=dump.uri)
+        if next_dump is not None:
+            self._storage.create(_in_manifest(dump, metadata, NEXT_FILE), str(next_dump).encode())
         with suppress(AlreadyExists):
             self._storage.create(child(dump.uri, _METADATA), metadata.encode())
         self._announce(dump, keep)
@@ -228,7 +232,18 @@ class DumpDirectory:
         """Return the Unix time of the source up to which a finished dump contains everything."""
         file = _in_manifest(dump, metadata, UNTIL_FILE)
         content = self._find(file)
-        return dump.state.began if content is None else decode_until(content, file)
+        return dump.state.began if content is None else decode_time(content, file)
+
+    def planned_seconds(self, dump: Dump, metadata: DumpMetadata) -> int:
+        """Return the time between the beginning of a finished dump and the planned one of the next dump.
+
+        It is 0 if that is unknown, or if the next dump continues this one at once.
+        """
+        if self._is_limited(dump, metadata):
+            return 0
+        file = _in_manifest(dump, metadata, NEXT_FILE)
+        content = self._find(file)
+        return 0 if content is None else max(0, decode_time(content, file) - dump.state.began)
 
     def finish_load(self, dump: Dump) -> None:
         """Let the source begin the next dump."""

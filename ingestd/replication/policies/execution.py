@@ -82,6 +82,7 @@ class Running:
     _lost: IngestdError | None = field(default=None, init=False)
     _defect: Exception | None = field(default=None, init=False)
     _note: str = field(default="", init=False)
+    _next_time: int | None = field(default=None, init=False)
     _run: Run = field(init=False)
 
     def run(self) -> Run:
@@ -138,7 +139,7 @@ class Running:
             policy = retry.retry(self._policy, limit_seconds=limit, stop=self.stop, on_wait=self._on_wait)
         except IngestdError as error:
             return None, error
-        self._note = ""
+        self._note, self._next_time = "", policy.next_execution
         if policy.user not in (ANY_USER, user):
             hint = f"alter the policy, or run a daemon as {policy.user}; ingestd does not impersonate users"
             what = f"it is executed as {policy.user}, and this daemon is {user}"
@@ -177,7 +178,7 @@ class Running:
 
     def _step(self, statement: ReplDump | ReplLoad) -> Result:
         shared = self.resources
-        step = Step(self.execution.name, self.execution.id, self._progress, self._confirm)
+        step = Step(self.execution.name, self.execution.id, self._next_time, self._progress, self._confirm)
         try:
             if isinstance(statement, ReplDump):
                 step = replace(step, hold=partial(self._hold, statement.settings.hold_seconds))

@@ -51,11 +51,13 @@ class Lag:
     For a dump, `events` is the number of events of the source's log that the target does not have, and `seconds` the
     age of the oldest of them, or that of the last dump while it is not loaded. For a load, `events` is the number of
     dumped events that are not loaded, and `seconds` is the time since the source had the state that the target has now,
-    or that of the last dump while it is not loaded.
+    or that of the last dump while it is not loaded. `overdue` are those seconds that the schedule of the dump does not
+    explain: the time between a dump that is loaded and the planned one of the next dump is left out.
     """
 
     events: int
     seconds: float
+    overdue: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,15 +174,18 @@ def _dump_lag(cluster: Cluster, directory: DumpDirectory, dumps: Sequence[Dump])
     if not finished:
         return None
     last = finished[-1]
-    position = directory.metadata(last).to_event
-    oldest = log.read(position, 1)
+    metadata = directory.metadata(last)
+    oldest = log.read(metadata.to_event, 1)
     if last.is_loaded:
-        return Lag(log.current_id() - position, max(0.0, now() - oldest[0].seconds)) if oldest else Lag(0, 0.0)
+        if not oldest:
+            return _lag(0, 0.0)
+        events, planned = log.current_id() - metadata.to_event, directory.planned_seconds(last, metadata)
+        return _lag(events, now() - oldest[0].seconds, planned)
     if last.state.phase is Phase.BOOTSTRAP:
         return None
     # The log may lack the events of the dump already. The oldest one is at least as old as the dump.
     events = log.current_id() - last.state.from_event
-    return Lag(events, max(0.0, now() - last.state.began) if events else 0.0)
+    return _lag(events, now() - last.state.began if events else 0.0)
 
 
 def _load_lag(cluster: Cluster, directory: DumpDirectory, dumps: Sequence[Dump], target: str) -> Lag | None:
@@ -191,6 +196,12 @@ def _load_lag(cluster: Cluster, directory: DumpDirectory, dumps: Sequence[Dump],
         return None
     events = directory.metadata(finished[-1]).to_event - last
     if not loaded:  # a dump that is not loaded has replaced the last one that was
-        return Lag(max(0, events), max(0.0, now() - finished[-1].state.began))
-    since = directory.complete_until(loaded[-1], directory.metadata(loaded[-1]))
-    return Lag(max(0, events), max(0.0, now() - since))
+        return _lag(events, now() - finished[-1].state.began)
+    metadata = directory.metadata(loaded[-1])
+    since = directory.complete_until(loaded[-1], metadata)
+    return _lag(events, now() - since, directory.planned_seconds(loaded[-1], metadata))
+
+
+def _lag(events: int, seconds: float, planned: int = 0) -> Lag:
+    """Return the lag after a dump whose next one was planned so many seconds after its beginning."""
+    return Lag(max(0, events), max(0.0, seconds), max(0.0, seconds - planned))
