@@ -25,6 +25,7 @@ from ingestd.replication.policies.worker import PolicyWorker
 from ingestd.replication.statements.grammar import CreatePolicy, ReplDump, ReplLoad
 from ingestd.replication.statements.schedule import Cron, Schedule
 from ingestd.replication.statements.scope import Scope
+from ingestd.replication.statements.settings import Settings
 from ingestd.replication.verify.checksum_jobs import ColumnChecks
 from ingestd.replication.verify.content import Verdict
 from ingestd.replication.verify.tables import verify
@@ -43,7 +44,8 @@ NEVER = Cron("0 0 0 1 1 ? *")
 class Pair:
     """A source database with an empty table `t`, a target database, and the root of dumps.
 
-    The policies `dump` and `load` have a namespace and a control database of their own.
+    The policies `dump` and `load` have a namespace and a control database of their own. `settings` are those of the
+    dump besides its root.
     """
 
     replica: Replica
@@ -52,6 +54,7 @@ class Pair:
     target: str
     namespace: str
     stop: threading.Event = field(default_factory=threading.Event)
+    settings: Settings = field(default_factory=dict, hash=False)
 
     @property
     def table(self) -> TableName:
@@ -82,7 +85,7 @@ class Pair:
 
     @property
     def dump_statement(self) -> ReplDump:
-        return ReplDump(Scope(self.database), {"hive.repl.rootdir": self.root_uri})
+        return ReplDump(Scope(self.database), {"hive.repl.rootdir": self.root_uri, **self.settings})
 
     @property
     def load_statement(self) -> ReplLoad:
