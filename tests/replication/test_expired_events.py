@@ -99,7 +99,7 @@ def source(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     folder = tmp_path_factory.mktemp("expiring")
     home = Home(folder / "home", release=with_events())
     with metastore(home, "expiring", _EXPIRING) as server:
-        side = Side("source", server.uri, folder / "warehouse", Sandbox(SandboxOptions(folder)))
+        side = Side("source", server.uri, (folder / "warehouse").as_uri(), Sandbox(SandboxOptions(folder)))
         with closing(side):
             yield side
 

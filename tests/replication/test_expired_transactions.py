@@ -47,7 +47,7 @@ def target(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     folder = tmp_path_factory.mktemp("impatient")
     with metastore(Home(folder / "home", release=with_events()), "impatient", _IMPATIENT) as server:
         sandbox = Sandbox(SandboxOptions(folder))
-        with closing(Side("target", server.uri, Layout(folder / "home").warehouse, sandbox)) as side:
+        with closing(Side("target", server.uri, Layout(folder / "home").warehouse.as_uri(), sandbox)) as side:
             yield side
 
 

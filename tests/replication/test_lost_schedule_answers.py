@@ -178,5 +178,5 @@ def _through_proxy(pair: Pair) -> Iterator[tuple[Proxy, Side]]:
     """Yield a proxy for the metastore of the source, and the source as it is reached over it."""
     with proxy(pair.replica.source.uri) as between:
         sandbox = Sandbox(SandboxOptions(pair.root))
-        with closing(Side("source", between.uri, pair.replica.source.warehouse, sandbox)) as side:
+        with closing(Side("source", between.uri, pair.replica.source.location, sandbox)) as side:
             yield between, side

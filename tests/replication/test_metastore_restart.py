@@ -45,7 +45,9 @@ class _Restartable(Replica):
         patient = {"metastore.scheduled.queries.execution.timeout": "60s"}
         self.processes[name] = ends.enter_context(metastore(Home(folder, release=with_events()), name, patient))
         sandbox = Sandbox(SandboxOptions(folder))
-        return ends.enter_context(closing(Side(name, self.processes[name].uri, Layout(folder).warehouse, sandbox)))
+        return ends.enter_context(
+            closing(Side(name, self.processes[name].uri, Layout(folder).warehouse.as_uri(), sandbox))
+        )
 
     def restart(self, name: str) -> None:
         """Kill the metastore of a side, and start it again."""

@@ -45,16 +45,25 @@ from tests.support.stack import repeated
 
 
 class Side:
-    """One cluster. `warehouse` is the directory of its managed tables, and `external` that of its external tables."""
+    """One cluster. `location` is the URI of its managed tables."""
 
-    def __init__(self, name: str, uri: str, warehouse: Path, sandbox: Sandbox) -> None:
+    def __init__(self, name: str, uri: str, location: str, sandbox: Sandbox) -> None:
         self.name = name
         self.uri = uri
         self.metastore = Metastore(uri)
-        self.warehouse = warehouse
-        self.external = warehouse.with_name("external")
+        self.location = location
         self._sandbox = sandbox
         self._session: Session | None = None
+
+    @property
+    def warehouse(self) -> Path:
+        """The local directory of managed tables."""
+        return local_path(self.location)
+
+    @property
+    def external(self) -> Path:
+        """The local directory of external tables."""
+        return self.warehouse.with_name("external")
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
         """Run a statement in HiveServer2 and return all rows. All calls use one session."""
@@ -92,8 +101,8 @@ class Replica:
         found = sandbox.addresses()
         assert found.target_metastore
         assert found.target_warehouse
-        self.source = Side("source", found.metastore, local_path(found.warehouse), sandbox)
-        self.target = Side("target", found.target_metastore, local_path(found.target_warehouse), sandbox)
+        self.source = Side("source", found.metastore, found.warehouse, sandbox)
+        self.target = Side("target", found.target_metastore, found.target_warehouse, sandbox)
 
     def name(self, prefix: str) -> str:
         """Return a database name that is used on neither cluster."""

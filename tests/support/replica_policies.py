@@ -84,12 +84,17 @@ class Pair:
         return f"file:{self.root}"
 
     @property
+    def external_base(self) -> str:
+        """The base directory of external tables."""
+        return f"file:{self.replica.target.external}"
+
+    @property
     def dump_statement(self) -> ReplDump:
         return ReplDump(Scope(self.database), {"hive.repl.rootdir": self.root_uri, **self.settings})
 
     @property
     def load_statement(self) -> ReplLoad:
-        base = {"hive.repl.replica.external.table.base.dir": f"file:{self.replica.target.external}"}
+        base = {"hive.repl.replica.external.table.base.dir": self.external_base}
         return ReplLoad(self.database, self.target, {"hive.repl.rootdir": self.root_uri, **base})
 
     def dump(self, step: Step | None = None) -> Result:
