@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from ingestd.hive.client import Metastore
 from ingestd.hive.schedules import Schedules
+from ingestd.hive.tables import TableName
+from ingestd.replication import cycle
+from ingestd.replication.cluster import Cluster
 from ingestd.replication.cycle import Step
+from ingestd.replication.directory.protocol import Dump, DumpDirectory
 from ingestd.replication.policies.store import Policies
-from ingestd.replication.statements.grammar import CreatePolicy, ReplLoad
+from ingestd.replication.statements.grammar import CreatePolicy, ReplDump, ReplLoad
+from ingestd.replication.statements.scope import Scope
 from ingestd.sandbox import Addresses
+from ingestd.sandbox.release import with_events
+from ingestd.storage.storages import Storages
 from tests.doctor.conftest import Examine
 from tests.support.metastore import Home, metastore
 from tests.support.replica import Side
 from tests.support.replica_policies import NEVER, Pair
+from tests.support.replica_tables import make_database, make_table
+from tests.support.stack import eventually
+
+TIME_TO_LIVE = "metastore.event.db.listener.timetolive"
 
 
 def _config(folder: Path, uri: str, namespace: str) -> Path:
@@ -70,6 +83,38 @@ def test_doctor_when_the_metastore_of_a_source_logs_no_events_then_fault(
     assert found["status"] == "fault"
     assert "the metastore logs no events, which dump would dump" in found["evidence"]
     assert "DbNotificationListener" in found["fix"]
+
+
+def test_doctor_when_a_target_is_behind_for_half_of_the_time_of_events_then_warns(
+    processes: None, examine: Examine, tmp_path: Path
+) -> None:
+    root = f"file:{tmp_path}/dumps"
+    (tmp_path / "dumps").mkdir()
+    with (
+        metastore(Home(tmp_path / "home", release=with_events()), "source", {f"hive.{TIME_TO_LIVE}": "4s"}) as server,
+        closing(Metastore(server.uri)) as client,
+    ):
+        config = _config(tmp_path, server.uri, "policies")
+        make_database(client, "here")
+        statement = ReplDump(Scope("here"), {"hive.repl.rootdir": root})
+        Policies(client, Schedules(client, "policies", "tests"), "policies").create(
+            CreatePolicy("dump", NEVER, statement)
+        )
+        cycle.dump(Cluster(client, Storages()), statement, Step("dump"), threading.Event())
+        directory = DumpDirectory(Storages(), root, "here")
+        dumped = directory.begin_load()
+        assert isinstance(dumped, Dump)
+        directory.finish_load(dumped)
+        make_table(client, TableName("here", "t"))
+
+        def warned() -> dict[str, Any] | None:
+            found = examine(config).one("replication.policies")
+            return found if found["status"] == "warning" else None
+
+        warning = eventually("a lag of two seconds", warned)
+    assert warning["evidence"].startswith("policy dump: idle; ")
+    assert warning["evidence"].endswith(" s behind, and the metastore removes events after 4 s")
+    assert TIME_TO_LIVE in warning["fix"]
 
 
 def test_doctor_when_replicated_transactions_time_out_before_others_then_warns(
