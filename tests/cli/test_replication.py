@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from ingestd.daemon import log
 from ingestd.hive.tables import TableName
 from ingestd.replication.cycle import Step
 from ingestd.replication.statements.grammar import CreatePolicy
-from tests.support.command import Result, Run
+from tests.support.command import Result, Run, in_terminal
 from tests.support.replica import Side
 from tests.support.replica_policies import NEVER, Pair
 from tests.support.replica_tables import make_table
@@ -146,6 +148,20 @@ def test_cycle_when_run_by_hand_then_copies_and_reports(run: Run, pair: Pair, co
     assert pair.rows() == [(1, "a"), (2, "b")]
     again = _json(run("repl", "dump", str(pair.dump_statement), "--bootstrap", *source, "--output", "json"))
     assert again["phase"] == "BOOTSTRAP"
+
+
+def test_load_when_run_by_hand_on_a_terminal_then_shows_its_progress(
+    pair: Pair, config: dict[str, Path], tmp_path: Path
+) -> None:
+    pair.insert([(1, "a")])
+    make_table(pair.replica.source.metastore, TableName(pair.database, "u"))
+    pair.dump()
+    command = [sys.executable, "-m", "ingestd", "repl", "load", str(pair.load_statement)]
+    code, shown = in_terminal([*command, "--config", str(config["target"])])
+    assert code == 0, shown
+    result = shown.index("load: bootstrap complete up to event ")
+    for bar in (r"tables .*2/2", r"files .*1/1"):
+        assert re.search(bar, shown[:result]), shown
 
 
 def test_copy_when_verified_then_exit_code_says_whether_it_is_equal(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +34,20 @@ class Result:
 
 
 Run = Callable[..., Result]
+
+
+def in_terminal(command: Sequence[str]) -> tuple[int, str]:
+    """Run a program in a terminal with 120 columns; return its exit code, and all that it has written there."""
+    ours, theirs = os.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "120", "LINES": "50"}
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    parts = []
+    # Linux reports that the last process has closed its side as an error.
+    with closing(os.fdopen(ours, "rb", buffering=0)) as screen, suppress(OSError):
+        while part := screen.read(4096):
+            parts.append(part)
+    return process.wait(), b"".join(parts).decode()
 
 
 @contextmanager
