@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from ingestd.replication.cycle import Step
 from ingestd.replication.statements.grammar import CreatePolicy
 from tests.support.command import Result, Run, in_terminal
 from tests.support.replica import Side
-from tests.support.replica_policies import NEVER, Pair
+from tests.support.replica_policies import NEVER, Pair, add_large_table
 from tests.support.replica_tables import make_table
+from tests.support.spark_events import SparkEvents
 
 
 @pytest.fixture
@@ -148,6 +150,22 @@ def test_cycle_when_run_by_hand_then_copies_and_reports(run: Run, pair: Pair, co
     assert pair.rows() == [(1, "a"), (2, "b")]
     again = _json(run("repl", "dump", str(pair.dump_statement), "--bootstrap", *source, "--output", "json"))
     assert again["phase"] == "BOOTSTRAP"
+
+
+def test_load_when_run_by_hand_with_spark_then_lists_and_copies_by_spark_jobs(
+    pair: Pair, config: dict[str, Path], tmp_path: Path
+) -> None:
+    events = SparkEvents(tmp_path / "events")
+    document = yaml.safe_load(config["target"].read_text())
+    config["target"].write_text(yaml.safe_dump({**document, "spark": {"master": "local[1]", "conf": events.conf}}))
+    files = add_large_table(pair, tmp_path / "large")
+    pair.dump()
+    command = [sys.executable, "-m", "ingestd", "repl", "load", str(pair.load_statement), "--spark"]
+    where = ["--config", str(config["target"]), "--output", "json"]
+    done = subprocess.run([*command, *where], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["counts"]["files"] == files
+    assert events.jobs("list") > 0
+    assert events.jobs("copy") > 0
 
 
 def test_load_when_run_by_hand_on_a_terminal_then_shows_its_progress(

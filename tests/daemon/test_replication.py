@@ -10,14 +10,17 @@ from typing import Any
 
 import pytest
 
+from ingestd.hive.tables import TableName
 from ingestd.replication.policies.policy_status import State, read_runs
 from ingestd.replication.policies.runs import Run, Status
 from ingestd.replication.statements.grammar import ReplDump, ReplLoad
+from ingestd.storage.local import local_path
 from tests.support.daemon import DaemonProcess
 from tests.support.http import Client
 from tests.support.replica_daemons import Daemons, policy_entry
-from tests.support.replica_policies import NEVER, Pair
-from tests.support.replica_rows import insert
+from tests.support.replica_policies import NEVER, Pair, add_large_table
+from tests.support.replica_rows import insert, table_of
+from tests.support.spark_events import SparkEvents
 from tests.support.stack import eventually
 
 
@@ -65,6 +68,23 @@ def test_daemons_when_they_only_replicate_then_the_copy_follows_and_is_reported(
         process.terminate()
         assert process.wait() == 0
         assert not process.events("policy_failed")
+
+
+def test_daemon_when_a_load_has_many_files_then_lists_and_copies_them_by_spark_jobs(
+    pair: Pair, daemons: Daemons, tmp_path: Path
+) -> None:
+    target, events = pair.replica.target, SparkEvents(tmp_path / "events")
+    daemons.sections["spark"] = {"master": "local[1]", "conf": events.conf}
+    files = add_large_table(pair, tmp_path / "large")
+    pair.dump()
+    daemon = daemons.start(target, policy_entry("load", "EVERY SECOND", pair.load_statement))
+    eventually("the load", lambda: [run for run in _loads(pair) if run.status is Status.SUCCESS])
+    copied = table_of(target.metastore, TableName(pair.target, "large"))
+    assert len(list(local_path(copied.location).glob("*/file"))) == files
+    daemon.terminate()
+    assert daemon.wait() == 0
+    assert events.jobs("list") > 0
+    assert events.jobs("copy") > 0
 
 
 def _elsewhere(pair: Pair) -> dict[str, str]:

@@ -15,9 +15,13 @@ from tests.support.replica_policies import Pair
 
 
 class Daemons:
-    """Daemons of both sides, which `ends` kills. Their configurations and logs are in `folder`."""
+    """Daemons of both sides, which `ends` kills. Their configurations and logs are in `folder`.
+
+    `sections` are further sections of their configurations, or take the place of others.
+    """
 
     def __init__(self, pair: Pair, folder: Path, ends: ExitStack) -> None:
+        self.sections: dict[str, Any] = {}
         self._pair = pair
         self._folder = folder
         self._ends = ends
@@ -40,6 +44,7 @@ class Daemons:
             "http": {"listen": "127.0.0.1:0"},
             "spark": {"master": "local[1]"},
             "replication": {"namespace": self._pair.namespace, "poll": "200ms", "policies": list(policies), **keys},
+            **self.sections,
         }
         config = self._folder / f"{side.name}.yaml"
         config.write_text(yaml.safe_dump(document))

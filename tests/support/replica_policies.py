@@ -33,7 +33,7 @@ from ingestd.spark.engine import Engine
 from ingestd.storage.storages import Storages
 from tests.support.replica import Replica, Side
 from tests.support.replica_rows import Rows, insert, read_rows
-from tests.support.replica_tables import make_database, make_table
+from tests.support.replica_tables import EXTERNAL, make_database, make_table
 from tests.support.stack import eventually
 
 # Policies that run only when they are executed.
@@ -165,6 +165,18 @@ class Pair:
         finally:
             made.stop()
             eventually("the end of the executions", lambda: not made.is_running)
+
+
+def add_large_table(pair: Pair, place: Path) -> int:
+    """Create the external table `large` with so many directories, of a file each, that a load lists and copies it by
+    Spark jobs, if it has an engine. Return the number of files.
+    """
+    name = TableName(pair.database, "large")
+    make_table(pair.replica.source.metastore, name, parameters=EXTERNAL, location=f"file:{place}")
+    for number in range(2000):
+        (place / f"{number}").mkdir(parents=True)
+        (place / f"{number}" / "file").write_bytes(b"content")
+    return 2000
 
 
 class Defective(Metastore):
