@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,15 @@ def stack(addresses: Addresses, request: pytest.FixtureRequest, tmp_path: Path) 
     A module whose tests use other services overrides `addresses`.
     """
     with Stack(addresses, request.node.name, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def source_stack(
+    addresses: Addresses, replica: Replica, request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[Stack]:
+    """Yield the same as `stack`, but with the metastore of the source of `replica`, and without HiveServer2."""
+    with Stack(replace(addresses, metastore=replica.source.uri, hiveserver2=None), request.node.name, tmp_path) as made:
         yield made
 
 

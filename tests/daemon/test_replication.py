@@ -1,8 +1,11 @@
-"""Daemons that only replicate: policies of their configuration, status, metrics, reload, shutdown, and kills."""
+"""Daemons that replicate, one of them with a mapping: policies, status, metrics, reload, shutdown, and kills."""
 
 from __future__ import annotations
 
+import json
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,9 +22,9 @@ from tests.support.daemon import DaemonProcess
 from tests.support.http import Client
 from tests.support.replica_daemons import Daemons, policy_entry
 from tests.support.replica_policies import NEVER, Pair, add_large_table
-from tests.support.replica_rows import insert, table_of
+from tests.support.replica_rows import insert, read_rows, table_of
 from tests.support.spark_events import SparkEvents
-from tests.support.stack import eventually
+from tests.support.stack import Stack, eventually
 
 
 @pytest.fixture
@@ -85,6 +88,59 @@ def test_daemon_when_a_load_has_many_files_then_lists_and_copies_them_by_spark_j
     assert daemon.wait() == 0
     assert events.jobs("list") > 0
     assert events.jobs("copy") > 0
+
+
+def test_daemon_when_it_runs_a_mapping_and_a_policy_then_a_kill_loses_and_repeats_no_row_on_either_side(
+    pair: Pair, daemons: Daemons, source_stack: Stack, tmp_path: Path
+) -> None:
+    source, target = pair.replica.source, pair.replica.target
+    loading = daemons.start(target, policy_entry("load", "EVERY SECOND", pair.load_statement))
+    source_stack.topic(2)
+    mapping = {"name": source_stack.name[-40:], "topics": [source_stack.name], "table": str(pair.table)}
+    daemons.sections["kafka"] = {"bootstrap.servers": source_stack.addresses.kafka}
+    daemons.sections["mappings"] = [{**mapping, "commit": {"interval": "1s"}}]
+    gate, dump = tmp_path / "gate", policy_entry("dump", "EVERY SECOND", pair.dump_statement)
+    # The first transaction only takes the mapping over, and the second one has the first rows.
+    daemons.environment = {"INGESTD_TESTING": "1", "INGESTD_FAILPOINT": f"placed@3=hold:{gate}"}
+    daemon = daemons.start(source, dump)
+    rows = [(number, "a") for number in range(300)]
+    source_stack.produce_at_once({"id": number, "day": day} for number, day in rows[:100])
+    eventually("the first rows", lambda: pair.rows() == rows[:100])
+    source_stack.produce_at_once({"id": number, "day": day} for number, day in rows[100:200])
+    eventually("a transaction of the mapping", Path(f"{gate}.held").exists)
+    pair.insert([(1000, "other")])
+    eventually("the rows of another writer", lambda: pair.rows() == [*rows[:100], (1000, "other")])
+    client = Client.of(daemon)
+    status = client.get("/status").json
+    assert [entry["name"] for entry in status["mappings"]] == [mapping["name"]]
+    assert [entry["name"] for entry in status["policies"]] == ["dump"]
+    metrics = client.get("/metrics").text
+    assert f'ingestd_lag_offsets{{mapping="{mapping["name"]}"}}' in metrics
+    assert 'ingestd_policy_lag_events{policy="dump"}' in metrics
+    daemon.kill()
+
+    daemons.environment = {}
+    daemons.sections["http"] = {"listen": "off"}  # so that `ingestd status` asks no daemon
+    config = daemons.configure(source, dump)
+    stored = _json_of("status", config)
+    assert [entry["name"] for kind in ("mappings", "policies") for entry in stored[kind]] == [mapping["name"], "dump"]
+    daemon = daemons.start(source, dump)
+    source_stack.produce_at_once({"id": number, "day": day} for number, day in rows[200:])
+    eventually("all rows", lambda: len(pair.rows()) > len(rows))
+    assert pair.rows() == [*rows, (1000, "other")]
+    assert read_rows(source.metastore, pair.table) == pair.rows()
+    findings = {(found["check"], found["subject"]): found for found in _json_of("doctor", config)["findings"]}
+    assert findings["mapping.lease", f"mapping {mapping['name']}"]["status"] == "ok"
+    assert findings["replication.policies", "replication"]["evidence"].startswith("policy dump: ")
+    for process in (daemon, loading):
+        process.terminate()
+        assert process.wait() == 0
+
+
+def _json_of(command: str, config: Path) -> Any:
+    """Return the document of a command."""
+    arguments = [sys.executable, "-m", "ingestd", command, "--config", str(config), "--output", "json"]
+    return json.loads(subprocess.run(arguments, capture_output=True, text=True, check=False).stdout)
 
 
 def _elsewhere(pair: Pair) -> dict[str, str]:

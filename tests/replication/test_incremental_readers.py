@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
-
-import pytest
 
 from ingestd.hive.compactions import read_compactions, request_compaction
 from ingestd.hive.objects import find_table
@@ -21,7 +17,6 @@ from ingestd.replication.statements.scope import Scope
 from ingestd.replication.verify.checksum_jobs import ColumnChecks
 from ingestd.replication.verify.content import Verdict
 from ingestd.replication.verify.tables import TableReport, verify
-from ingestd.sandbox import Addresses
 from ingestd.storage.local import local_path
 from ingestd.storage.storages import Storages
 from tests.replication.test_copy import Meddler
@@ -33,13 +28,6 @@ from tests.support.replica_rows import insert, table_of
 from tests.support.replica_statements import ACID, INSERT_ONLY, assert_equal, run
 from tests.support.replica_tables import make_table
 from tests.support.stack import Stack, eventually
-
-
-@pytest.fixture
-def kafka(addresses: Addresses, replica: Replica, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stack]:
-    """Yield the shared Kafka with the metastore of the source."""
-    with Stack(replace(addresses, metastore=replica.source.uri, hiveserver2=None), request.node.name, tmp_path) as made:
-        yield made
 
 
 def test_query_when_transactions_write_two_tables_then_it_never_sees_one_without_the_other(
@@ -135,7 +123,7 @@ def test_bootstrap_when_the_target_is_compacted_before_the_last_file_then_has_al
     assert copying.rows("t") == {"t": [(1, "a"), (2, "b"), (3, "c")]}
 
 
-def test_tables_when_a_daemon_fills_them_then_target_has_their_rows(following: Following, kafka: Stack) -> None:
+def test_tables_when_a_daemon_fills_them_then_target_has_their_rows(following: Following, source_stack: Stack) -> None:
     run(
         following,
         f"CREATE TABLE {{db}}.plain (id INT, day STRING) {ACID}",
@@ -143,11 +131,11 @@ def test_tables_when_a_daemon_fills_them_then_target_has_their_rows(following: F
         f"CREATE TABLE {{db}}.bucketed (id INT, day STRING) CLUSTERED BY (id) INTO 3 BUCKETS {ACID}",
         f"CREATE TABLE {{db}}.inserted (id INT, day STRING) {INSERT_ONLY}",
     )
-    kafka.topic(2)
+    source_stack.topic(2)
     tables = ("plain", "parted", "bucketed", "inserted")
     mappings = [
         {
-            "name": f"{kafka.name[-30:]}_{table}",
+            "name": f"{source_stack.name[-30:]}_{table}",
             "table": f"{following.database}.{table}",
             "commit": {"rows": 100},
             "on_error": "dead_letter",
@@ -156,9 +144,9 @@ def test_tables_when_a_daemon_fills_them_then_target_has_their_rows(following: F
         for table in tables
     ]
     for number in range(1, 3):
-        kafka.produce([{"id": n, "day": f"2026-11-0{n % 3 + 1}"} for n in range(300)])
-        kafka.produce([{"id": "none"}, b"no JSON \xff"])
-        kafka.drain(kafka.config(*mappings))
+        source_stack.produce([{"id": n, "day": f"2026-11-0{n % 3 + 1}"} for n in range(300)])
+        source_stack.produce([{"id": "none"}, b"no JSON \xff"])
+        source_stack.drain(source_stack.config(*mappings))
         report = following.cycle()
         assert (report.bootstrapped, report.lost) == ((), ())
         for table in tables:

@@ -17,11 +17,13 @@ from tests.support.replica_policies import Pair
 class Daemons:
     """Daemons of both sides, which `ends` kills. Their configurations and logs are in `folder`.
 
-    `sections` are further sections of their configurations, or take the place of others.
+    `sections` are further sections of their configurations, or take the place of others, and `environment` are
+    variables of their processes.
     """
 
     def __init__(self, pair: Pair, folder: Path, ends: ExitStack) -> None:
         self.sections: dict[str, Any] = {}
+        self.environment: dict[str, str] = {}
         self._pair = pair
         self._folder = folder
         self._ends = ends
@@ -32,7 +34,7 @@ class Daemons:
         config = self.configure(side, *policies, **keys)
         self._started += 1
         log = self._folder / f"daemon-{self._started}.log"
-        daemon = DaemonProcess(config, log, (), {})
+        daemon = DaemonProcess(config, log, (), self.environment)
         self._ends.callback(daemon.kill)
         return daemon
 
