@@ -75,6 +75,7 @@ TABLE = {
     "storage.contract.NotFound": (True, 69),
     "storage.contract.AlreadyExists": (True, 69),
     "storage.contract.PermissionDenied": (True, 77),
+    "storage.contract.CredentialsRefused": (True, 77),
     "ingest.inspection.permissions.NotShared": (True, 77),
     "storage.contract.NoSpace": (True, 69),
     "storage.contract.FileChanged": (True, 69),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,12 +18,13 @@ from ingestd.cli.presentation import Column, Output, console, number, print_json
 from ingestd.cli.replication import Access, opened
 from ingestd.cli.run import with_config
 from ingestd.daemon.start import install_signals
-from ingestd.errors import ConfigError
+from ingestd.errors import ConfigError, IngestdError
 from ingestd.hive.objects import find_database
 from ingestd.replication import cycle
 from ingestd.replication.cycle import Progress, Result, Step
 from ingestd.replication.directory.protocol import DumpDirectory
-from ingestd.replication.marks import INCOMPATIBLE, PENDING, last_event
+from ingestd.replication.marks import INCOMPATIBLE, ORIGIN, PENDING, last_event
+from ingestd.replication.policies.policy_status import describe_unreadable
 from ingestd.replication.policies.runs import Status
 from ingestd.replication.statements.grammar import ReplDump, ReplLoad, ReplStatus, parse
 from ingestd.replication.statements.scope import Scope
@@ -102,17 +103,34 @@ def status(text: str, files: tuple[Path, ...], directory: Path | None, output: O
         name = parsed.database
     with opened(files, directory) as access:
         database = find_database(access.cluster.metastore, name)
-    if database is None:
-        raise ConfigError("the database does not exist", where=f"database {name}")
-    marks = database.parameters
+        if database is None:
+            raise ConfigError("the database does not exist", where=f"database {name}")
+        marks = database.parameters
+        unreadable = _unreadable(access, marks)
     last = last_event(marks)
     is_consistent = last is not None and marks.get(PENDING) != "true" and marks.get(INCOMPATIBLE) != "true"
     if output == "json":
-        print_json({"database": name, "last_event": last, "consistent": is_consistent})
+        document = {"database": name, "last_event": last, "consistent": is_consistent, "unreadable": list(unreadable)}
+        print_json(document)
         return
     text = "no last event: it is not a complete copy" if last is None else f"last event {last}"
     note = "" if is_consistent or last is None else ", consistent after the next load of changes"
     click.echo(f"database {name}: {text}{note}")
+    if unreadable:
+        click.echo(describe_unreadable(unreadable))
+
+
+def _unreadable(access: Access, marks: Mapping[str, str]) -> dict[str, str]:
+    """Return the tables that are not copied into a database with the properties `marks`; the first with a reason."""
+    origin = marks.get(ORIGIN)
+    if origin is None:
+        return {}
+    try:
+        directory = DumpDirectory.at(access.cluster.storages, origin)
+        return directory.unreadable(directory.dumps())
+    except IngestdError as error:  # the source may be lost
+        click.echo(f"the directory of dumps cannot be read: {error}", err=True)
+        return {}
 
 
 @repl.command("verify")
@@ -248,6 +266,7 @@ def _report(step: str, result: Result, output: Output) -> None:
             "counts": {name.lower(): done for name, (done, _) in counts.items()},
             "lost": list(result.lost),
             "missing": list(result.missing),
+            "unreadable": list(result.unreadable),
         }
         print_json(document)
     elif result.skipped:
@@ -258,5 +277,7 @@ def _report(step: str, result: Result, output: Output) -> None:
         click.echo(f"directory: {result.progress.directory}")
         for name in result.lost:
             click.echo(f"table {name}: files of the source have vanished; the next dump contains all of it", err=True)
+        for name in result.unreadable:
+            click.echo(f"table {name}: it is not copied, because its files cannot be read", err=True)
         for directory in result.missing:
             click.echo(f"{directory} does not exist; the copy of this external table keeps its files", err=True)

@@ -21,6 +21,7 @@ from ingestd.replication.copying.copy import Copier, CopyOptions
 from ingestd.replication.copying.report import LoadReport
 from ingestd.replication.directory.dump_files import DumpMetadata, Owner, Phase
 from ingestd.replication.directory.protocol import Dump, DumpDirectory, Side, Skipped
+from ingestd.replication.directory.unreadable_tables import UnreadableTables
 from ingestd.replication.dump.bootstrap import BootstrapDumpOptions, DumpStep, dump_bootstrap
 from ingestd.replication.dump.incremental import IncrementalDumpOptions, dump_incremental
 from ingestd.replication.dump.source_marks import mark_source, require_source, unmark_source
@@ -54,13 +55,14 @@ class Result:
 
     `last_event` is the last event that the dump contains. The tables `lost` could not be loaded, because files of the
     source have vanished; the next dump contains all of them. The source lacks the directories `missing` of external
-    tables.
+    tables. The tables `unreadable` are not copied, because their files cannot be read where they are.
     """
 
     progress: Progress
     last_event: int = 0
     lost: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
     skipped: str = ""
 
 
@@ -133,7 +135,7 @@ def dump(source: Cluster, statement: ReplDump, step: Step, stop: threading.Event
     metadata = replace(_marking(directory, begun, step, run), execution_id=step.execution)
     step.confirm()
     directory.finish_dump(begun, metadata, settings.keep, step.next_time)
-    return Result(counts.progress, metadata.to_event)
+    return Result(counts.progress, metadata.to_event, unreadable=_unreadable(source, begun))
 
 
 def load(
@@ -183,7 +185,14 @@ def load(
             counts.set(name, number, number)
     step.confirm()
     directory.finish_load(begun)
-    return Result(counts.progress, metadata.to_event, report.lost, report.missing)
+    unreadable = _unreadable(target, begun)
+    lost = tuple(name for name in report.lost if name not in unreadable)
+    return Result(counts.progress, metadata.to_event, lost, report.missing, unreadable)
+
+
+def _unreadable(cluster: Cluster, begun: Dump) -> tuple[str, ...]:
+    """Return the tables whose files the dump, or its load, could not read."""
+    return UnreadableTables(cluster.storages.at(begun.uri), begun.uri).names
 
 
 def resume(cluster: Cluster, statement: ReplDump | ReplLoad, *, bootstrap: bool) -> list[str]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ingestd.acid.visibility import is_hidden
-from ingestd.errors import ConfigError, ReplicationError
+from ingestd.errors import ConfigError, IngestdError, ReplicationError
 from ingestd.replication.copying.mirror import Mirror
 from ingestd.replication.directory.dump_files import EXTERNAL_FILE
 from ingestd.replication.directory.manifest import ExternalRecord, Manifest, ManifestWriter
@@ -97,6 +97,17 @@ def read_directories(manifest: Manifest) -> list[ExternalDirectory]:
         if record.directories != len(listed):
             raise manifest.damaged(EXTERNAL_FILE, f"has {len(listed)} lines instead of {record.directories}")
     return listed
+
+
+def tables_in(listed: Iterable[ExternalDirectory], errors: Mapping[str, IngestdError]) -> dict[str, IngestdError]:
+    """Return one of the errors for each table that has directories in those of `errors`, which are URIs."""
+    by_levels = {split(uri).levels: error for uri, error in errors.items()}
+    tables: dict[str, IngestdError] = {}
+    for directory in listed if errors else ():
+        error = next(filter(None, map(by_levels.get, _upwards(directory.uri))), None)
+        if error is not None:
+            tables.setdefault(directory.table, error)
+    return tables
 
 
 def overlap(base: str, other: str) -> bool:

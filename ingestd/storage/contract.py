@@ -39,6 +39,10 @@ class PermissionDenied(StorageUnavailable):
     exit_code = 77
 
 
+class CredentialsRefused(PermissionDenied):
+    """The storage does not accept the credentials of this user, or there are none: it denies everything."""
+
+
 class NoSpace(StorageUnavailable):
     """The storage is full, or a quota is exhausted."""
 

@@ -37,7 +37,14 @@ from botocore.exceptions import (
 )
 
 from ingestd.errors import ConfigError, StorageUnavailable
-from ingestd.storage.contract import AlreadyExists, NoAnswer, NoSpace, NotFound, PermissionDenied
+from ingestd.storage.contract import (
+    AlreadyExists,
+    CredentialsRefused,
+    NoAnswer,
+    NoSpace,
+    NotFound,
+    PermissionDenied,
+)
 from ingestd.storage.s3_answers import is_from_s3, is_page
 from ingestd.storage.s3_settings import Keys, S3Settings
 from ingestd.storage.time_limit import TimeLimit
@@ -73,7 +80,7 @@ _ERRORS: Mapping[str, tuple[type[StorageUnavailable], str]] = {
     **dict.fromkeys(("AccessDenied", "403", "AllAccessDisabled"), (PermissionDenied, "grant access to the objects")),
     **dict.fromkeys(
         ("InvalidAccessKeyId", "SignatureDoesNotMatch", "XAdminUserNotFound", "AuthorizationHeaderMalformed"),
-        (PermissionDenied, f"{_LOGIN_HINT}, and the region"),
+        (CredentialsRefused, f"{_LOGIN_HINT}, and the region"),
     ),
     **dict.fromkeys(
         ("ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired"),
@@ -280,7 +287,7 @@ def errors(where: str) -> Iterator[None]:
         raise StorageUnavailable("the server redirects each request", where=where, hint=_PAGE_HINT) from None
     except (BotoCoreError, Boto3Error) as error:
         if _is_invalid_header(error):  # its message contains the session token or the signature
-            raise PermissionDenied(
+            raise CredentialsRefused(
                 "a key or the session token contains a line break, or another character that HTTP does not permit",
                 where=where,
                 hint=_LOGIN_HINT,
@@ -302,7 +309,7 @@ def refusal(code: str, message: str, where: str) -> StorageUnavailable:
 def _failure(error: Exception, where: str) -> StorageUnavailable:
     """Return the error for a request that got no answer, or was not sent."""
     if isinstance(error, (NoCredentialsError, PartialCredentialsError)):
-        return PermissionDenied(
+        return CredentialsRefused(
             "no credentials were found",
             where=where,
             hint=f"{_LOGIN_HINT}; Hadoop's credential providers cannot be read",

@@ -6,8 +6,20 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from ingestd.errors import ConfigError, InvalidTable
-from ingestd.storage.contract import S3_SCHEMES, Entry, Listing, Location, NotFound, StagedDelta, Storage, child, split
+from ingestd.errors import ConfigError, IngestdError, InvalidTable
+from ingestd.storage.contract import (
+    S3_SCHEMES,
+    CredentialsRefused,
+    Entry,
+    Listing,
+    Location,
+    NotFound,
+    PermissionDenied,
+    StagedDelta,
+    Storage,
+    child,
+    split,
+)
 from ingestd.storage.hadoop import with_properties
 from ingestd.storage.local import LocalStorage
 from ingestd.storage.options import StorageOptions
@@ -122,6 +134,15 @@ class Storages:
         except BaseException:
             self.discard(child(delta.location.uri, delta.name) for delta in published)
             raise
+
+
+def is_of_location(error: IngestdError) -> bool:
+    """Return whether an error of a storage concerns a location, and not all locations in its storage.
+
+    The location is in a storage that is not supported or not configured, or access to it is denied.
+    """
+    is_refused = isinstance(error, (InvalidTable, ConfigError, PermissionDenied))
+    return is_refused and not isinstance(error, CredentialsRefused)
 
 
 def _local(_authority: str, _options: StorageOptions) -> Storage:

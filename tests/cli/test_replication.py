@@ -20,7 +20,7 @@ from ingestd.replication.statements.grammar import CreatePolicy
 from tests.support.command import Result, Run, in_terminal
 from tests.support.replica import Side
 from tests.support.replica_policies import NEVER, Pair, add_large_table
-from tests.support.replica_tables import make_table
+from tests.support.replica_tables import EXTERNAL, make_table, move_table
 from tests.support.spark_events import SparkEvents
 
 
@@ -142,7 +142,8 @@ def test_cycle_when_run_by_hand_then_copies_and_reports(run: Run, pair: Pair, co
     assert (loaded["phase"], loaded["skipped"], loaded["counts"]["tables"]) == ("BOOTSTRAP", None, 1)
     assert loaded["counts"]["files"] > 0
     state = _json(run("repl", "status", f"REPL STATUS {pair.target}", *target, "--output", "json"))
-    assert state == {"database": pair.target, "last_event": loaded["last_event"], "consistent": False}
+    expected = {"database": pair.target, "last_event": loaded["last_event"], "consistent": False, "unreadable": []}
+    assert state == expected
     pair.insert([(2, "b")])
     assert "incremental complete" in run("repl", "dump", str(pair.dump_statement), *source).out
     assert "incremental complete" in run("repl", "load", str(pair.load_statement), *target).out
@@ -180,6 +181,31 @@ def test_load_when_run_by_hand_on_a_terminal_then_shows_its_progress(
     result = shown.index("load: bootstrap complete up to event ")
     for bar in (r"tables .*2/2", r"files .*1/1"):
         assert re.search(bar, shown[:result]), shown
+
+
+def test_table_when_its_storage_is_not_supported_then_status_and_policy_name_it(
+    run: Run, pair: Pair, config: dict[str, Path]
+) -> None:
+    source, target = ("--config", config["source"]), ("--config", config["target"])
+    pair.create()
+    name, place = TableName(pair.database, "ext"), pair.replica.source.external / pair.database
+    make_table(pair.replica.source.metastore, name, parameters=EXTERNAL, location=f"file:{place}")
+    move_table(pair.replica.source.metastore, name, "abfs://container@account/t")
+    assert "bootstrap complete" in run("repl", "dump", "dump", *source).out
+    loaded = _json(run("repl", "load", "load", *target, "--output", "json"))
+    assert (loaded["unreadable"], loaded["lost"]) == (["ext"], [])
+    assert "incremental complete" in run("repl", "dump", "dump", *source).out
+    left = run("repl", "load", "load", *target)
+    assert "table ext: it is not copied, because its files cannot be read" in left.err
+    problem = "the table ext is not copied: abfs://container@account/t: locations with the scheme abfs"
+    for command in (("policy", "show", "dump", *source), ("policy", "show", "load", *target)):
+        assert problem in run(*command).out
+    state = _json(run("repl", "status", pair.target, *target, "--output", "json"))
+    assert state["unreadable"] == ["ext"]
+    (damaged,) = pair.root.rglob("_state")
+    damaged.write_text("")
+    left = run("repl", "status", pair.target, *target)
+    assert (left.code, "the directory of dumps cannot be read: " in left.err) == (0, True), left.text
 
 
 def test_copy_when_verified_then_exit_code_says_whether_it_is_equal(

@@ -122,9 +122,13 @@ def test_table_when_a_directory_has_its_new_name_then_the_next_cycle_copies_it_t
         assert_same(following)
 
 
-@pytest.mark.parametrize("folders", [("base_{w}",), ()], ids=["with rows", "without rows"])
+@pytest.mark.parametrize(
+    ("folders", "is_renamed"),
+    [(("base_{w}",), False), ((), False), ((), True)],
+    ids=["with rows", "without rows", "without rows, and renamed"],
+)
 def test_table_when_lost_before_an_overwrite_of_it_commits_then_keeps_its_rows(
-    following: Following, refusing: None, folders: tuple[str, ...]
+    following: Following, refusing: None, folders: tuple[str, ...], *, is_renamed: bool
 ) -> None:
     """The target has the write id of the overwrite, which becomes valid there with the transaction."""
     side, name = following.replica.source, following.name("t")
@@ -139,10 +143,13 @@ def test_table_when_lost_before_an_overwrite_of_it_commits_then_keeps_its_rows(
     else:
         (local_path(partition.location) / base_name(write_id)).mkdir()
         alter_partitions(side.metastore, name, [partition.with_write_id(write_id)])
+    if is_renamed:
+        alter(following, name, renamed("u"))
+        name = following.name("u")
     side.metastore.call("append_partition", name.database, name.table, ["B"])
     commit(side.metastore, txn)
-    assert following.cycle().lost == ("t",)
-    assert _rows(following, "t") == [(1, "a")]
+    assert name.table in following.cycle().lost
+    assert _rows(following, name.table) == [(1, "a")]
     _accept(following)
-    assert following.cycle().bootstrapped == ("t",)
+    assert following.cycle().bootstrapped == (name.table,)
     assert_same(following)

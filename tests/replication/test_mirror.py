@@ -13,20 +13,22 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from hdfs_native import Client
 
-from ingestd.errors import ConfigError, OwnershipLost, ReplicationError, StorageUnavailable
+from ingestd.errors import ConfigError, InvalidTable, OwnershipLost, ReplicationError, StorageUnavailable
 from ingestd.replication import external
 from ingestd.replication.copying.copy import Copier, CopyOptions, CopyStopped
 from ingestd.replication.copying.mirror import Mirror, MirrorResult, Mirrors, copied_versions
 from ingestd.replication.directory.manifest import Manifest, ManifestIncomplete, ManifestWriter
 from ingestd.replication.external import ExternalDirectory, overlap, target_location
 from ingestd.replication.statements.settings import check_base
-from ingestd.storage.contract import Storage, child
-from ingestd.storage.local import LocalStorage
+from ingestd.storage.contract import PermissionDenied, Storage, child, split
+from ingestd.storage.local import LocalStorage, local_path
 from ingestd.storage.storages import Storages
 from ingestd.storage.stream import BytesStream
 from tests.replication.conftest import Root
 from tests.support.daemon import shared_engine
+from tests.support.hdfs import Cluster
 from tests.support.patience import LIMIT
 from tests.support.s3 import BUCKET, Server
 from tests.support.s3_proxy import s3_proxy
@@ -50,6 +52,37 @@ def _tree(root: Root, directory: str) -> dict[str, bytes]:
         elif not entry.name.startswith("."):
             found[entry.name] = storage.read(inner)
     return found
+
+
+def test_mirror_when_a_source_cannot_be_read_then_the_others_are_copied(
+    cluster: Cluster, local_root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, storages = child(cluster.root, f"denied {uuid.uuid4().hex}"), Storages(cluster.options())
+    hdfs = storages.at(place)
+    for name in ("closed", "partly", "open"):
+        hdfs.make_directories(child(place, name, "p=1"))
+        hdfs.write(child(place, name, "p=1", "file"), name.encode())
+    client = Client(cluster.root)
+    for path in ("closed/p=1", "partly/p=1/file"):
+        client.set_permission(f"{split(place).path}/{path}", 0o000)
+    monkeypatch.setenv("HADOOP_USER_NAME", "alice")
+    pairs = [Mirror(child(place, name), child(local_root.uri, name)) for name in ("closed", "partly", "open")]
+    unsupported = Mirror("abfs://container@account/t", child(local_root.uri, "unsupported"))
+    kept = local_path(child(local_root.uri, "closed")) / "file"
+    kept.parent.mkdir()
+    kept.write_bytes(b"earlier")
+    result = _update(Storages(cluster.options()), *pairs, unsupported)
+    assert result.copied == 1
+    assert (result.lost, result.missing) == ((), ())
+    assert list(result.unreadable) == [pairs[0].source, unsupported.source, pairs[1].source]
+    kinds = [type(error) for error in result.unreadable.values()]
+    assert kinds == [PermissionDenied, InvalidTable, PermissionDenied]
+    assert "user=alice" in str(result.unreadable[pairs[0].source])
+    assert _tree(local_root, pairs[2].target) == {"p=1/file": b"open"}
+    assert kept.read_bytes() == b"earlier"
+    monkeypatch.delenv("HADOOP_USER_NAME")
+    result = _update(Storages(cluster.options()), *pairs)
+    assert (result.copied, result.unreadable, kept.exists()) == (2, {}, False)
 
 
 def test_mirror_when_files_are_added_changed_and_removed_then_the_target_follows(root: Root) -> None:

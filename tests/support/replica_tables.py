@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from hive_metastore import ttypes
 
 from ingestd.hive.client import CAPABILITIES, Metastore
+from ingestd.hive.objects import alter_table, find_table
 from ingestd.hive.tables import TableName
 
 ORC = "org.apache.hadoop.hive.ql.io.orc."
@@ -51,3 +52,10 @@ def make_table(
     )
     request = ttypes.CreateTableRequest(table=table, processorCapabilities=CAPABILITIES, processorIdentifier="ingestd")
     metastore.call("create_table_req", request)
+
+
+def move_table(metastore: Metastore, name: TableName, location: str) -> None:
+    """Let the metastore have another location of a table, whose files stay where they are."""
+    found = find_table(metastore, name)
+    assert found is not None
+    alter_table(metastore, name, found.copied(name, location, found.parameters))

@@ -27,12 +27,12 @@ from itertools import groupby
 from typing import NamedTuple
 
 from ingestd.acid.visibility import is_hidden
-from ingestd.errors import ConfigError
+from ingestd.errors import ConfigError, IngestdError
 from ingestd.replication.copying.copy import Copier, Progress
 from ingestd.replication.copying.transfer import TEMPORARY, CopyFile, Lost
 from ingestd.storage.contract import Entry, NotFound, PermissionDenied, Storage, child, split
 from ingestd.storage.parallel import run_all
-from ingestd.storage.storages import Storages
+from ingestd.storage.storages import Storages, is_of_location
 from ingestd.storage.stream import BytesStream
 
 _log = logging.getLogger(__name__)
@@ -66,7 +66,8 @@ class MirrorResult:
 
     `lost` files changed or disappeared after they were listed; the next time finds their new state. `missing` contains
     the sources that do not exist although their copies have files, which are kept. An object store has no directory
-    without files.
+    without files. `unreadable` contains sources that cannot be read where they are (`is_of_location`), by their URIs:
+    the copy is as it was, or lacks some files.
     """
 
     copied: int
@@ -74,20 +75,39 @@ class MirrorResult:
     removed: int
     lost: tuple[Lost, ...]
     missing: tuple[Mirror, ...]
+    unreadable: Mapping[str, IngestdError] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Tree:
     """The visible files and directories below a root by their relative paths; the root itself is not included.
 
-    `temporary` are files of copies, and `recorded` the directories with records; both kinds of files are hidden.
+    `temporary` are files of copies, and `recorded` the directories with records; both kinds of files are hidden. If a
+    directory of a source cannot be read where it is, the tree is not complete, and `refusal` is the error.
     """
 
     exists: bool = True
+    refusal: IngestdError | None = None
     files: dict[str, Version] = field(default_factory=dict)
     directories: set[str] = field(default_factory=set)
     temporary: set[str] = field(default_factory=set)
     recorded: set[str] = field(default_factory=set)
+
+    def add(self, path: str, entries: Iterable[Entry]) -> list[str]:
+        """Add the entries of a directory; return the paths of the directories among them."""
+        below = []
+        for entry in entries:
+            inner = f"{path}/{entry.name}" if path else entry.name
+            if entry.is_directory:
+                below.append(inner)
+            elif _is_temporary(entry):
+                self.temporary.add(inner)
+            elif entry.name == _RECORD:
+                self.recorded.add(path)
+            else:
+                self.files[inner] = Version(entry.size, entry.version)
+        self.directories.update(below)
+        return below
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +117,9 @@ class _Record:
     source: str
     owner: str
     versions: Mapping[str, Version]
+
+
+_Listing = list[Entry] | IngestdError | None
 
 
 class Mirrors:
@@ -127,7 +150,9 @@ class Mirrors:
         A directory of `pairs` may be below another one only if a name between them is hidden. An update that fails or
         is killed is continued by the next one.
         """
-        trees = self._trees([pair.source for pair in pairs] + [pair.target for pair in pairs])
+        trees = self._trees([pair.source for pair in pairs], [pair.target for pair in pairs])
+        unreadable = {pair.source: error for pair in pairs if (error := trees[pair.source].refusal) is not None}
+        pairs = [pair for pair in pairs if pair.source not in unreadable]
         records = self._own_records(pairs, trees)
         updates = [
             _Update(self._storages, pair, trees, self._copier, self._owner, records.get(pair.target.rstrip("/")))
@@ -148,7 +173,12 @@ class Mirrors:
         for pair in missing:
             _log.warning("%s does not exist; the files in its copy %s are kept", pair.source, pair.target)
         copied = sum(done.file.length for done in result.copied)
-        return MirrorResult(len(result.copied), copied, sum(removed), result.lost, missing)
+        sources = {file.source: update.pair.source for update in existing for file in update.files}
+        for loss in result.lost:
+            if loss.refusal is not None:
+                unreadable.setdefault(sources[loss.file.source], loss.refusal)
+        changed = tuple(loss for loss in result.lost if loss.refusal is None)
+        return MirrorResult(len(result.copied), copied, sum(removed), changed, missing, unreadable)
 
     def _remove_files_above(self, pairs: Sequence[Mirror]) -> None:
         """Remove files in the places of targets that do not exist, or of directories above them.
@@ -211,37 +241,33 @@ class Mirrors:
                 hint=f"give the policies different base directories; if nothing uses {directory} any more, remove it",
             )
 
-    def _trees(self, roots: Iterable[str]) -> dict[str, _Tree]:
-        """List trees level by level, all roots together."""
-        trees = {root: _Tree() for root in roots}
+    def _trees(self, sources: Iterable[str], targets: Iterable[str]) -> dict[str, _Tree]:
+        """List trees level by level, all roots together. Raises the error if a target cannot be read."""
+        of_source = frozenset(sources)
+        trees = {root: _Tree() for root in (*of_source, *targets)}
         level = [(root, "") for root in trees]
         incomplete: list[str] = []
         while level:
             listed = self._listed([child(root, path) if path else root for root, path in level])
-            below = []
+            below: list[tuple[str, str]] = []
             for (root, path), entries in zip(level, listed, strict=True):
+                if isinstance(entries, IngestdError):
+                    if root not in of_source:
+                        raise entries
+                    trees[root].refusal = entries
+                    continue
                 if entries is None:
                     trees[root].exists &= bool(path)
                     incomplete.append(root)
-                    continue
-                for entry in entries:
-                    inner = f"{path}/{entry.name}" if path else entry.name
-                    if entry.is_directory:
-                        trees[root].directories.add(inner)
-                        below.append((root, inner))
-                    elif _is_temporary(entry):
-                        trees[root].temporary.add(inner)
-                    elif entry.name == _RECORD:
-                        trees[root].recorded.add(path)
-                    else:
-                        trees[root].files[inner] = Version(entry.size, entry.version)
-            level = below
+                else:
+                    below += [(root, inner) for inner in trees[root].add(path, entries)]
+            level = [(root, path) for root, path in below if trees[root].refusal is None]
         # A directory that was removed meanwhile has no files. A root that was removed with it says nothing about them.
         for root, entries in zip(incomplete, self._listed(incomplete), strict=True):
             trees[root].exists &= entries is not None
         return trees
 
-    def _listed(self, directories: Sequence[str]) -> list[list[Entry] | None]:
+    def _listed(self, directories: Sequence[str]) -> list[_Listing]:
         if self._copier.jobs is None or len(directories) < _JOB_DIRECTORIES:
             return _list(self._storages, directories)
         chunks = [directories[at : at + _TASK_DIRECTORIES] for at in range(0, len(directories), _TASK_DIRECTORIES)]
@@ -249,17 +275,24 @@ class Mirrors:
         return [entries for chunk in by_task for entries in chunk]
 
 
-def _list(storages: Storages, directories: Sequence[str]) -> list[list[Entry] | None]:
-    """Return the visible entries of each directory, temporary files and records; None for one that does not exist."""
+def _list(storages: Storages, directories: Sequence[str]) -> list[_Listing]:
+    """Return the visible entries of each directory, temporary files and records.
 
-    def entries(directory: str) -> list[Entry] | None:
-        storage = storages.at(directory)
+    None for one that does not exist, and the error for one that cannot be read where it is.
+    """
+
+    def entries(directory: str) -> _Listing:
         try:
+            storage = storages.at(directory)
             listed = storage.entries(directory)
+            if not listed and not storage.exists(directory):  # a listing of an object store is empty in both cases
+                return None
         except NotFound:
             return None
-        if not listed and not storage.exists(directory):  # an object store cannot tell the difference in a listing
-            return None
+        except IngestdError as error:
+            if not is_of_location(error):
+                raise
+            return error
         return [entry for entry in listed if not is_hidden(entry.name) or _is_temporary(entry) or _is_record(entry)]
 
     return run_all([partial(entries, directory) for directory in directories], _THREADS)

@@ -19,7 +19,7 @@ from ingestd.errors import IngestdError, StorageUnavailable
 from ingestd.replication.copying.fence import Fence
 from ingestd.storage.contract import FileChanged, NotFound, Stream, child
 from ingestd.storage.parallel import run_all
-from ingestd.storage.storages import Storages
+from ingestd.storage.storages import Storages, is_of_location
 
 TEMPORARY = ".ingestd-copy-"
 """The prefix of the names of temporary files; Hive ignores files whose names begin with a period."""
@@ -72,10 +72,14 @@ class Copied:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A file that was not copied, because neither its source nor its archive is the expected file."""
+    """A file that was not copied, because neither its source nor its archive is the expected file.
+
+    Or the source cannot be read where it is: then `refusal` is the error (`is_of_location`).
+    """
 
     file: CopyFile
     reason: str
+    refusal: IngestdError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,19 +165,22 @@ class Transfer:
         for source in (assignment.file.source, assignment.file.archive):
             if source is not None:
                 outcome = self._copy_from(source, assignment)
-                if isinstance(outcome, Copied):
+                if not isinstance(outcome, str):
                     return outcome
                 reasons.append(f"{source}: {outcome}")
         return Lost(assignment.file, "; ".join(reasons))
 
-    def _copy_from(self, source: str, assignment: Assignment) -> Copied | str:
+    def _copy_from(self, source: str, assignment: Assignment) -> Copied | Lost | str:
         """Copy a file from one of its sources; return a reason if that is not the expected file."""
-        file, storage = assignment.file, self._storages.at(source)
         try:
-            stream = storage.stream(source)
-        except NotFound as error:
-            storage.exists(source.rpartition("/")[0])  # raises if not the file is missing, but its bucket
-            return error.what
+            stream = self._stream(source)
+        except IngestdError as error:
+            return _refused(assignment.file, source, error)
+        return stream if isinstance(stream, str) else self._store(stream, source, assignment)
+
+    def _store(self, stream: Stream, source: str, assignment: Assignment) -> Copied | Lost | str:
+        """Store an open source at the target, as `_copy_from` does, and close it."""
+        file = assignment.file
         with closing(stream):
             if stream.size != file.length:
                 return f"the file has {stream.size} bytes instead of {file.length}"
@@ -188,14 +195,35 @@ class Transfer:
             except StorageUnavailable:
                 if isinstance(content.error, (NotFound, FileChanged)):
                     return content.error.what
+                if content.error is not None:
+                    return _refused(file, source, content.error)
                 raise
         return Copied(file, content.checksum)
+
+    def _stream(self, source: str) -> Stream | str:
+        """Open a file; return a reason if it does not exist."""
+        storage = self._storages.at(source)
+        try:
+            return storage.stream(source)
+        except NotFound as error:
+            storage.exists(source.rpartition("/")[0])  # raises if not the file is missing, but its bucket
+            return error.what
 
     def _on_read(self, count: int) -> None:
         self._throttle.take(count, self._stop)
         self._check()
         if not count and self._fence is not None:
             self._fence.check(self._storages)
+
+
+def _refused(file: CopyFile, source: str, error: IngestdError) -> Lost:
+    """Return that a file is lost if an error concerns its location, and raise the error if not.
+
+    An archive that cannot be read concerns all tables.
+    """
+    if source != file.source or not is_of_location(error):
+        raise error
+    return Lost(file, str(error), error)
 
 
 class _Content:

@@ -75,7 +75,8 @@ class DumpState:
     `tables` could not be loaded from the previous dump, so they are bootstrapped. The target has refused constraints of
     the tables `unconstrained`, so the dump contains all constraints of them.
     `fingerprint` is that of the event `from_event`, for an incremental dump; '' if an earlier release has dumped it.
-    `continues` says that the previous dump has UNTIL_FILE.
+    The files of the tables `unreadable` could not be read in the previous cycle; those that the dump lists are also in
+    `tables`. `continues` says that the previous dump has UNTIL_FILE.
     `began` is the Unix time of the source: the dump contains everything up to it, unless its manifest has UNTIL_FILE.
     """
 
@@ -86,6 +87,7 @@ class DumpState:
     previous_scope: Scope | None = None
     tables: tuple[str, ...] = ()
     unconstrained: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
     fingerprint: str = ""
     continues: bool = False
     began: int = field(default_factory=lambda: int(now()), compare=False)
@@ -108,6 +110,7 @@ class DumpState:
                 previous_scope=Scope(**previous) if previous else None,
                 tables=tuple(values["tables"]),
                 unconstrained=tuple(values.get("unconstrained", ())),
+                unreadable=tuple(values.get("unreadable", ())),
                 fingerprint=str(values.get("fingerprint", "")),
                 continues=bool(values.get("continues", False)),
                 began=int(values.get("began", 0)),

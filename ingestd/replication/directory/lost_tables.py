@@ -7,11 +7,13 @@ table as it was, so a load that is repeated must leave it alone as well.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
+from ingestd.errors import IngestdError
 from ingestd.hive.answers import MetastoreRefusal, UnknownCall
 from ingestd.replication.directory.noted_tables import NotedTables, noted_tables
+from ingestd.replication.directory.unreadable_tables import UnreadableTables
 from ingestd.storage.contract import Storage
 
 _log = logging.getLogger(__name__)
@@ -27,12 +29,18 @@ class LostTables:
     """The lost tables of the dump in `directory`. Not thread-safe.
 
     `renamed` returns a table and those that cannot continue without it, because a rename is still to be replayed.
+    `unreadable` notes those whose files cannot be read.
     """
 
     def __init__(
-        self, storage: Storage, directory: str, renamed: Callable[[str], Iterable[str]] = lambda table: [table]
+        self,
+        storage: Storage,
+        directory: str,
+        unreadable: UnreadableTables,
+        renamed: Callable[[str], Iterable[str]] = lambda table: [table],
     ) -> None:
         self._noted = NotedTables(storage, directory, _PREFIX)
+        self._unreadable = unreadable
         self._renamed = renamed
 
     @property
@@ -49,6 +57,13 @@ class LostTables:
             if name not in self._noted:
                 _log.warning("the table %s cannot be loaded, so the next dump will contain all of it: %s", name, reason)
                 self._noted.add(name, reason)
+
+    def add_unreadable(self, refused: Mapping[str, IngestdError], *, others_are_read: bool) -> None:
+        """Give up tables whose files cannot be read, and those that need them; see `UnreadableTables.add`."""
+        self._unreadable.add(refused, others_are_read=others_are_read)
+        for table, error in refused.items():
+            for name in sorted(self._renamed(table)):
+                self._noted.add(name, str(error))
 
     @contextmanager
     def if_refused(self, table: str, what: str) -> Iterator[None]:

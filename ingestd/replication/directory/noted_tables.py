@@ -18,6 +18,11 @@ def noted_tables(names: Iterable[str], prefix: str) -> tuple[str, ...]:
     return tuple(sorted(unquote(name.removeprefix(prefix)) for name in names if name.startswith(prefix)))
 
 
+def note_of(directory: str, prefix: str, table: str) -> str:
+    """Return the URI of the note about a table in the dump in `directory`."""
+    return child(directory, prefix + quote(table, safe=""))
+
+
 class NotedTables:
     """The tables of the notes with a prefix in the dump in `directory`. Not thread-safe."""
 
@@ -39,5 +44,5 @@ class NotedTables:
         """Note a table, unless it is noted. Raises StorageUnavailable."""
         if table not in self._tables:
             with suppress(AlreadyExists):
-                self._storage.create(child(self._directory, self._prefix + quote(table, safe="")), reason.encode())
+                self._storage.create(note_of(self._directory, self._prefix, table), reason.encode())
             self._tables.add(table)

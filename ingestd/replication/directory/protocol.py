@@ -14,6 +14,7 @@ is not a dump.
     _loader              the load that may place files (`copying/fence.py`)
     _finished_load       the next dump may begin, after the last event of this one
     _lost.TABLE          the target could not load this table, so the next dump contains all of it (`lost_tables.py`)
+    _unreadable.TABLE    the files of this table cannot be read, so it is not copied (`unreadable_tables.py`)
     _refused.TABLE       the target refuses constraints of this table (`refused_constraints.py`)
     _non_recoverable     neither may continue until an administrator has fixed the cause
 
@@ -43,6 +44,7 @@ from ingestd.replication.directory.dump_files import (
 )
 from ingestd.replication.directory.lost_tables import lost_tables
 from ingestd.replication.directory.refused_constraints import tables_without_constraints
+from ingestd.replication.directory.unreadable_tables import note_of_unreadable, unreadable_tables
 from ingestd.replication.statements.scope import Scope
 from ingestd.storage.contract import AlreadyExists, NotFound, child
 from ingestd.storage.storages import Storages
@@ -93,6 +95,11 @@ class Dump:
         """The tables of which the target refuses constraints, sorted."""
         return tables_without_constraints(self.names)
 
+    @property
+    def unreadable(self) -> tuple[str, ...]:
+        """The tables whose files could not be read, sorted."""
+        return unreadable_tables(self.names)
+
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
@@ -113,6 +120,12 @@ class DumpDirectory:
         self._root = root.rstrip("/") or root
         self._name = base64.b64encode(database.lower().encode()).decode()
         self.uri = child(self._root, self._name)
+
+    @classmethod
+    def at(cls, storages: Storages, uri: str) -> DumpDirectory:
+        """Return the directory with this `uri`."""
+        root, _, name = uri.rpartition("/")
+        return cls(storages, root, base64.b64decode(name).decode())
 
     # --- ownership
 
@@ -184,6 +197,7 @@ class DumpDirectory:
             previous_scope=previous if previous != scope else None,
             tables=loaded.lost,
             unconstrained=loaded.unconstrained,
+            unreadable=loaded.unreadable,
             fingerprint=self._fingerprint(loaded, metadata),
             continues=self._is_limited(loaded, metadata),
         )
@@ -282,6 +296,19 @@ class DumpDirectory:
             return self._storage.read(child(dump.uri, _FAILED)).decode(errors="replace")
         except NotFound:  # removed meanwhile
             return ""
+
+    def unreadable(self, dumps: Sequence[Dump]) -> dict[str, str]:
+        """Return the tables that are not copied, because their files cannot be read, sorted; the first with a reason.
+
+        `dumps` are those of the directory. Until the latest one is loaded, those of the one before count as well.
+        """
+        if not dumps:
+            return {}
+        latest = dumps[-1]
+        names = sorted({*latest.unreadable, *(() if latest.is_loaded else latest.state.unreadable)})
+        reasons = (self._find(note_of_unreadable(dump.uri, names[0])) for dump in reversed(dumps)) if names else ()
+        reason = next((content.decode(errors="replace") for content in reasons if content is not None), "")
+        return {name: reason if name == names[0] else "" for name in names}
 
     def resume(self) -> list[str]:
         """Let both sides continue; return the reasons why they were stopped."""

@@ -13,6 +13,7 @@ The steps, in an order that must not change:
 5. list the objects and files, into a directory that belongs to this attempt
 6. make sure that the transaction is still open, else start again
 
+A table whose files cannot be read where they are is left out, and the next dump contains it (`unreadable_tables.py`).
 An object that is dropped meanwhile is skipped, because its event follows. The listing of a table that is renamed
 meanwhile, so that its files have moved, begins again under the present name. It is recorded under the name that it had
 in the snapshot, because the event of the rename follows.
@@ -22,14 +23,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 
 from ingestd.acid.visibility import ValidWriteIds
 from ingestd.clock import Deadline, pause
-from ingestd.errors import InvalidTable, MetastoreUnavailable, ReplicationError
+from ingestd.errors import IngestdError, InvalidTable, MetastoreUnavailable, ReplicationError
 from ingestd.hive.attachments import list_functions
 from ingestd.hive.events import EventLog
 from ingestd.hive.objects import (
@@ -49,6 +51,7 @@ from ingestd.hive.write_ids import as_text
 from ingestd.replication.cluster import Cluster
 from ingestd.replication.directory.dump_files import FINGERPRINT_FILE, DumpMetadata, Phase
 from ingestd.replication.directory.event_records import BootstrapRecord
+from ingestd.replication.directory.lost_tables import LostTables
 from ingestd.replication.directory.manifest import (
     AbortedRecord,
     DatabaseRecord,
@@ -60,6 +63,7 @@ from ingestd.replication.directory.manifest import (
     WithoutDirectoryRecord,
 )
 from ingestd.replication.directory.protocol import Dump
+from ingestd.replication.directory.unreadable_tables import UnreadableTables
 from ingestd.replication.dump.constraints import constraint_records
 from ingestd.replication.dump.moves import Moves, events_with_moves
 from ingestd.replication.dump.source_marks import require_source
@@ -69,6 +73,7 @@ from ingestd.replication.external import ExternalDirectory, directories, store_d
 from ingestd.replication.marks import PENDING
 from ingestd.storage.contract import NotFound
 from ingestd.storage.parallel import run_all
+from ingestd.storage.storages import is_of_location
 
 _log = logging.getLogger(__name__)
 _LISTING_THREADS = 32
@@ -77,7 +82,7 @@ _ATTEMPTS = 3
 # A partition may still have its old location so long after its directory was renamed.
 _RENAME_SECONDS, _POLL_SECONDS = 5.0, 0.2
 # Kinds whose files a bootstrap copies; those of external tables are copied by difference in every cycle.
-_WITH_FILES = (TableKind.FULL_ACID, TableKind.INSERT_ONLY, TableKind.MANAGED)
+WITH_FILES = (TableKind.FULL_ACID, TableKind.INSERT_ONLY, TableKind.MANAGED)
 
 
 class DumpStep(Enum):
@@ -117,9 +122,10 @@ def dump_bootstrap(source: Cluster, dump: Dump, options: BootstrapDumpOptions, s
         directory = f"manifest-{held.id}"
         location = source.storages.location(dump.uri)
         writer = ManifestWriter(source.storages.at(dump.uri), location.make_directory(directory))
-        external: list[ExternalDirectory] = []
-        listing = TableListing(source, snapshot, moves, moves.position, writer, external, options.observe)
+        external, reading = list[ExternalDirectory](), Reading()
+        listing = TableListing(source, snapshot, moves, moves.position, writer, external, reading, options.observe)
         listing.run(tables, scope.database)
+        reading.store(source, dump)
         store_directories(writer, external)
         writer.add(BootstrapRecord(tuple(names), log.current_id()))
         writer.write_file(FINGERPRINT_FILE, fingerprint.encode())
@@ -136,6 +142,44 @@ def _require_complete(source: Cluster, name: str) -> None:
             where=f"database {name}",
             hint="let the replication into this database complete its next cycles first",
         )
+
+
+@dataclass(slots=True)
+class Reading:
+    """What a dump could read where it is: `refused` has the errors of tables, by their names in the manifest.
+
+    `is_successful` says that it has read directories of other tables.
+    """
+
+    refused: dict[str, IngestdError] = field(default_factory=dict)
+    is_successful: bool = False
+
+    def store(self, source: Cluster, dump: Dump) -> None:
+        """Note the tables that could not be read; see `UnreadableTables.add`."""
+        if not self.refused:
+            return
+        storage = source.storages.at(dump.uri)
+        unreadable = UnreadableTables(storage, dump.uri, dump.state.unreadable)
+        LostTables(storage, dump.uri, unreadable).add_unreadable(self.refused, others_are_read=self.is_successful)
+
+
+class _RefusedError(Exception):
+    """A directory of a table cannot be read where it is."""
+
+    def __init__(self, error: IngestdError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Raise _RefusedError in place of an error that concerns a location."""
+    try:
+        yield
+    except IngestdError as error:
+        if not is_of_location(error):
+            raise
+        raise _RefusedError(error) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +205,7 @@ class TableListing:
     event: int
     writer: ManifestWriter
     external: list[ExternalDirectory]
+    reading: Reading
     observe: Callable[[DumpStep], None]
     recorded: Mapping[str, str] = field(default_factory=dict)
 
@@ -176,7 +221,10 @@ class TableListing:
                 self.writer.add(FunctionRecord(function.text))
 
     def add_tables(self, tables: Sequence[TableName]) -> list[TableName]:
-        """List the tables that exist, except materialized views; return their names in the snapshot."""
+        """List the tables that exist, except materialized views; return their names in the snapshot.
+
+        Those that cannot be read are among them, and have no records.
+        """
         listed = []
         for name in tables:
             if self._add_table(name, tables):
@@ -185,7 +233,7 @@ class TableListing:
         return listed
 
     def _add_table(self, name: TableName, others: Container[TableName]) -> bool:
-        """List a table, unless it does not exist or is a materialized view; return whether it was listed.
+        """List a table, unless it does not exist or is a materialized view; return whether it exists.
 
         If it moves meanwhile, its records are forgotten, and made again where it is now. So they are if a partition is
         renamed, but not for ever: if the load finds such a rename, the next dump contains the table.
@@ -214,19 +262,24 @@ class TableListing:
         """List a table; return False, without records, if it has moved since an event."""
         table, start, external = listed.table, self.writer.position(), len(self.external)
         failure: InvalidTable | NotFound | MetastoreUnavailable | None = None
+        refusal: IngestdError | None = None
         try:
             self._add(listed, others)
+        except _RefusedError as refused:
+            refusal = refused.error
         except (InvalidTable, NotFound, MetastoreUnavailable) as error:  # HMS has no answer for partitions of no table
             failure = error
         self.moves.read()
         has_moved = self.moves.has_moved(since, table.name.table, table.location)
         if not (has_moved or accepts_moved_partitions):
             has_moved = self.moves.has_moved_below(since, table.location)
-        if has_moved:
+        if has_moved or refusal is not None:
             self.writer.rewind(start)
             del self.external[external:]
         elif failure is not None:
             raise failure
+        if refusal is not None and not has_moved:
+            self.reading.refused[listed.recorded] = refusal
         return not has_moved
 
     def _add(self, listed: _Listed, others: Container[TableName]) -> None:
@@ -242,7 +295,7 @@ class TableListing:
         if table.partition_columns:
             for some in by_call(all_partition_names(self.source.metastore, name)):
                 self._add_partitions(listed, list(find_partitions(self.source.metastore, name, some)))
-        elif table.kind in _WITH_FILES:
+        elif table.kind in WITH_FILES:
             self._add_files(listed, {WHOLE_TABLE: table.location})
 
     def _add_partitions(self, listed: _Listed, partitions: Sequence[PartitionObject]) -> None:
@@ -253,7 +306,7 @@ class TableListing:
         if table.kind is TableKind.EXTERNAL:
             locations = {name: partition.location for name, partition in zip(names, partitions, strict=True)}
             self.external.extend(directories(table.name.table, table.location, locations)[1:])
-        if table.kind in _WITH_FILES:
+        if table.kind in WITH_FILES:
             self._add_files(listed, dict(zip(names, (partition.location for partition in partitions), strict=True)))
 
     def _add_files(self, listed: _Listed, locations: Mapping[str, str]) -> None:
@@ -300,7 +353,9 @@ class TableListing:
     def _require_above(self, table: TableObject, missing: str) -> None:
         """Raise NotFound if more than a directory is missing, for example because its file system is not mounted."""
         above = table.location if missing.startswith(f"{table.location}/") else missing.rpartition("/")[0]
-        if not self.source.storages.at(above).exists(above):
+        with _reading():
+            exists = self.source.storages.at(above).exists(above)
+        if not exists:
             raise NotFound("the directory does not exist", where=above, hint="check that its file system is mounted")
 
     def _list(self, listed: _Listed, locations: Mapping[str, str]) -> dict[str, list[ListedFile] | None]:
@@ -309,15 +364,20 @@ class TableListing:
         return dict(zip(locations, run_all(calls, _LISTING_THREADS), strict=True))
 
     def _files(self, listed: _Listed, location: str) -> list[ListedFile] | None:
-        storage = self.source.storages.at(location)
-        try:
-            if listed.table.kind.is_transactional:
-                return list(visible_files(storage, location, listed.ids, self.snapshot.transactions.is_committed))
-            return list(all_files(storage, location))
-        except NotFound:
-            if storage.exists(location):
-                raise
-            return None
+        with _reading():
+            storage = self.source.storages.at(location)
+            try:
+                if listed.table.kind.is_transactional:
+                    is_committed = self.snapshot.transactions.is_committed
+                    found = list(visible_files(storage, location, listed.ids, is_committed))
+                else:
+                    found = list(all_files(storage, location))
+            except NotFound:
+                if storage.exists(location):
+                    raise
+                return None
+        self.reading.is_successful = True
+        return found
 
     def _locations(self, table: TableObject, names: Iterable[str]) -> dict[str, str]:
         """Return the current locations of the table or its partitions that exist."""

@@ -11,7 +11,8 @@ not ended in the events, one that was external or in another directory, a manage
 written, one that was dropped after the dump when the columns of its partitions are read, one of which it is not known
 whether it was overwritten without rows, and one that was written without announcing the files. It is listed in a
 snapshot after the last event of the dump, as in a dump of the whole database, and its events are left out. The target
-gets it under the name that it had at that event.
+gets it under the name that it had at that event. So is one whose files cannot be read where they are: it is left out,
+and the next dump tries again (`unreadable_tables.py`).
 
 The dump also contains the constraints of tables whose copies lack some, because the target has refused them.
 """
@@ -21,9 +22,10 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ingestd.errors import IngestdError
 from ingestd.hive.events import EventLog
 from ingestd.hive.objects import (
     TableKind,
@@ -41,7 +43,7 @@ from ingestd.replication.directory.dump_files import FINGERPRINT_FILE, UNTIL_FIL
 from ingestd.replication.directory.event_records import BootstrapRecord, TransactionsRecord, WriteRecord
 from ingestd.replication.directory.manifest import ManifestWriter
 from ingestd.replication.directory.protocol import Dump
-from ingestd.replication.dump.bootstrap import DumpStep, TableListing
+from ingestd.replication.dump.bootstrap import WITH_FILES, DumpStep, Reading, TableListing
 from ingestd.replication.dump.changes import Changes, Wanted
 from ingestd.replication.dump.constraints import refused_constraints
 from ingestd.replication.dump.moves import Moves, events_with_moves
@@ -51,6 +53,7 @@ from ingestd.replication.dump.written_files import WrittenFiles
 from ingestd.replication.external import ExternalDirectory, directories, store_directories
 from ingestd.replication.marks import TARGET_FOR
 from ingestd.replication.statements.scope import Scope
+from ingestd.storage.storages import is_of_location
 
 _log = logging.getLogger(__name__)
 EVENTS_PER_CYCLE = 10_000
@@ -92,8 +95,9 @@ def dump_incremental(
     manifest = source.storages.location(dump.uri).make_directory(directory)
     writer = ManifestWriter(source.storages.at(dump.uri), manifest)
     moves = Moves(events_with_moves(log), state.scope.database, state.from_event)
-    _write_changes(source, moves, changes, transactions.open, writer)
-    if tables := _write_tables(source, moves, changes, writer, options, stop):
+    reading = Reading()
+    reading.is_successful = _write_changes(source, moves, changes, transactions.open, writer)
+    if tables := _WholeTables(source, moves, changes, writer, reading, state.unreadable).write(options, stop):
         writer.add(BootstrapRecord(tables, log.current_id()))
     refused = refused_constraints(source.metastore, moves, state.unconstrained, state.from_event, changes.position)
     for table, records in refused.items():
@@ -105,6 +109,7 @@ def dump_incremental(
         writer.add(TransactionsRecord(transactions.text))
     else:
         writer.write_file(UNTIL_FILE, str(changes.read_until).encode())
+    reading.store(source, dump)
     writer.write_file(FINGERPRINT_FILE, changes.fingerprint.encode())
     writer.finish()
     options.observe(DumpStep.MANIFEST)
@@ -121,8 +126,10 @@ def dump_incremental(
 
 def _write_changes(
     source: Cluster, moves: Moves, changes: Changes, opened: Collection[int], writer: ManifestWriter
-) -> None:
+) -> bool:
     """Write the events, and the writes with their files, of the tables whose files are complete.
+
+    Return whether a directory could be read.
 
     `opened` are the transactions that were open before the events were read.
     """
@@ -143,7 +150,7 @@ def _write_changes(
     unusable = {**files.unusable(), **found.unknown}
     for table, reason in unusable.items():
         _log.warning("the dump contains all of the table %s, because %s", table, reason)
-    changes.bootstrap({*unusable, *changes.truncated()})
+    changes.bootstrap({*unusable, *files.refused, *found.refused, *changes.truncated()})
     columns = PartitionColumns.read(source.metastore, moves, changes.column_changes(), changes.position)
     changes.bootstrap(columns.missing)
     for event in changes.events():
@@ -159,53 +166,82 @@ def _write_changes(
     for file in files.records():
         if file.table in followed:
             writer.add(file)
+    return files.are_read
 
 
-def _write_tables(
-    source: Cluster,
-    moves: Moves,
-    changes: Changes,
-    writer: ManifestWriter,
-    options: IncrementalDumpOptions,
-    stop: threading.Event,
-) -> tuple[str, ...]:
-    """List the tables to bootstrap in a snapshot; return the names of all, whether they exist or not.
+@dataclass(frozen=True, slots=True)
+class _WholeTables:
+    """Writes the tables to bootstrap into a manifest. The tables `known` could not be read in the last cycle."""
 
-    A table that was renamed after the dump is listed under the name that it had at its end: the events that follow give
-    the copy its new name. If it is renamed before its write ids are read, which may be those of another table then, it
-    is listed in another snapshot.
-    """
-    scope, metastore = changes.scope, source.metastore
-    if not changes.bootstrapped(table_names(metastore, scope.database)):
-        return ()
-    current = _current_names(moves, changes.position, table_names(metastore, scope.database))
-    wanted = sorted(filter(scope.contains, changes.bootstrapped(current)))
-    listed: set[str] = set()
-    missed: set[TableName] = set()
-    while True:
-        names = {
-            TableName(scope.database, now): table
-            for table in wanted
-            if table not in listed and (now := current.get(table)) is not None and scope.contains(now)
-        }
-        pending = [name for name in names if name not in missed]
-        if not pending:
-            break
-        with ReadTransaction(metastore, f"ingestd repl dump {scope.database}") as held:
-            held.keep_files(pending)
-            snapshot = wait_for_writers(metastore, pending, options.writers, stop)
-            current = _current_names(moves, changes.position, table_names(metastore, scope.database))
-            settled = [name for name in pending if current.get(names[name]) == name.table]
-            event = moves.position
-            options.observe(DumpStep.SNAPSHOT)
-            recorded = {now: table for table, now in current.items()}
-            listing = TableListing(source, snapshot, moves, event, writer, [], options.observe, recorded)
-            existing = listing.add_tables(settled)
-            held.check()
-        listed.update(names[name] for name in existing)
-        missed.update(set(settled).difference(existing))
-        current = _current_names(moves, changes.position, table_names(metastore, scope.database))
-    return tuple(wanted)
+    source: Cluster
+    moves: Moves
+    changes: Changes
+    writer: ManifestWriter
+    reading: Reading
+    known: Collection[str]
+
+    def write(self, options: IncrementalDumpOptions, stop: threading.Event) -> tuple[str, ...]:
+        """List the tables in a snapshot; return the names of all, whether they exist or not.
+
+        A table that was renamed after the dump is listed under the name that it had at its end: the events that follow
+        give the copy its new name. If it is renamed before its write ids are read, which may be those of another table
+        then, it is listed in another snapshot.
+        """
+        scope, metastore, moves = self.changes.scope, self.source.metastore, self.moves
+        if not self.changes.bootstrapped(table_names(metastore, scope.database)):
+            return ()
+        current = self._current()
+        wanted = sorted(filter(scope.contains, self.changes.bootstrapped(current)))
+        listed = self._refused_again({table: current[table] for table in wanted if table in current})
+        missed: set[TableName] = set()
+        while True:
+            names = {
+                TableName(scope.database, now): table
+                for table in wanted
+                if table not in listed and (now := current.get(table)) is not None and scope.contains(now)
+            }
+            pending = [name for name in names if name not in missed]
+            if not pending:
+                break
+            with ReadTransaction(metastore, f"ingestd repl dump {scope.database}") as held:
+                held.keep_files(pending)
+                snapshot = wait_for_writers(metastore, pending, options.writers, stop)
+                current = self._current()
+                settled = [name for name in pending if current.get(names[name]) == name.table]
+                event = moves.position
+                options.observe(DumpStep.SNAPSHOT)
+                recorded = {now: table for table, now in current.items()}
+                where = self.source, snapshot, moves, event, self.writer, list[ExternalDirectory](), self.reading
+                existing = TableListing(*where, options.observe, recorded).add_tables(settled)
+                held.check()
+            listed.update(names[name] for name in existing)
+            missed.update(set(settled).difference(existing))
+            current = self._current()
+        return tuple(wanted)
+
+    def _current(self) -> dict[str, str]:
+        existing = table_names(self.source.metastore, self.changes.scope.database)
+        return _current_names(self.moves, self.changes.position, existing)
+
+    def _refused_again(self, current: Mapping[str, str]) -> set[str]:
+        """Return the tables that still cannot be read. The dump does not wait for their writers.
+
+        `current` has the present names of the tables to bootstrap.
+        """
+        refused = set()
+        for recorded in current.keys() & self.known:
+            name = TableName(self.changes.scope.database, current[recorded])
+            table = find_table(self.source.metastore, name)
+            if table is None or table.kind not in WITH_FILES:
+                continue
+            try:
+                self.source.storages.files(table.location)
+            except IngestdError as error:
+                if not is_of_location(error):
+                    raise
+                self.reading.refused[recorded] = error
+                refused.add(recorded)
+        return refused
 
 
 def _current_names(moves: Moves, event: int, existing: Sequence[str]) -> dict[str, str]:

@@ -20,6 +20,7 @@ from typing import Any
 
 from ingestd.acid.layout import Base, DeleteDelta, Delta, parse_directory
 from ingestd.acid.visibility import ValidWriteIds
+from ingestd.errors import IngestdError
 from ingestd.hive.events import EventLog
 from ingestd.hive.objects import PartitionObject, TableObject
 from ingestd.hive.tables import WHOLE_TABLE, TableName
@@ -32,6 +33,7 @@ from ingestd.replication.dump.table_files import all_files
 from ingestd.replication.dump.written_files import CommittedWrite
 from ingestd.storage.contract import NotFound, Storage, child
 from ingestd.storage.parallel import run_all
+from ingestd.storage.storages import is_of_location
 
 _LISTING_THREADS = 32
 _ROWS = "numRows"
@@ -161,10 +163,12 @@ class _Place:
 class _Finding:
     """Whether a candidate has an empty base of a committed transaction; `unknown` is the reason if nobody knows.
 
-    `written` tells where the files of the write are, if it has any.
+    `written` tells where the files of the write are, if it has any. `is_refused` says that the directory cannot be read
+    where it is.
     """
 
     is_empty: bool = False
+    is_refused: bool = False
     unknown: str = ""
     written: str = ""
 
@@ -173,11 +177,13 @@ class _Finding:
 class UnannouncedWrites:
     """The empty bases, in the order of the events.
 
-    `unknown` contains the names at their events of the tables that must be copied as a whole, each with a reason.
+    `unknown` contains the names at their events of the tables that must be copied as a whole, each with a reason, and
+    `refused` of those whose directories cannot be read where they are.
     """
 
     records: list[EmptyBaseRecord] = field(default_factory=list)
     unknown: dict[str, str] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)
 
     @classmethod
     def find(
@@ -208,6 +214,8 @@ class UnannouncedWrites:
             finding = findings.get(candidate, _Finding())
             if finding.is_empty:
                 found.records.append(candidate.record)
+            elif finding.is_refused:
+                found.refused.add(candidate.table)
             elif finding.unknown:
                 found.unknown.setdefault(candidate.table, finding.unknown)
             elif finding.written and not candidate.is_repeated and not is_copy:
@@ -289,6 +297,10 @@ def _look_up(source: Cluster, candidate: Candidate, location: str, ids: ValidWri
         listed = _Listed.of(source.storages.at(location), location, candidate.write_id)
     except NotFound:  # a metastore renames a directory before anybody can read of it
         return _unless_with_rows(candidate, f"{location} is missing")
+    except IngestdError as error:
+        if not is_of_location(error):
+            raise
+        return _Finding(is_refused=True)
     if listed.written:
         return _Finding(written=listed.written)
     if any(isinstance(directory, Base) for directory in listed.own):

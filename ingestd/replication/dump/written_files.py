@@ -1,6 +1,7 @@
 """Finds the files that transactions wrote: where they are now, and how long they are, which no event contains.
 
-Invariant: a file is found, or is reported as vanished, or its table or partition was dropped since.
+Invariant: a file is found, or is reported as vanished, or its table or partition was dropped since, or its directory
+cannot be read where it is.
 
 A rename or drop of a table or partition moves or removes its directory, so the events after a commit tell where the
 files of the commit are (`moves.py`).
@@ -14,15 +15,18 @@ from dataclasses import dataclass, replace
 
 from ingestd.acid.layout import SIDE_FILE_SUFFIX, Delta, parse_directory
 from ingestd.acid.visibility import is_hidden
+from ingestd.errors import IngestdError
 from ingestd.hive.events import Write, WrittenFile
 from ingestd.hive.objects import PartitionObject, TableObject
 from ingestd.replication.directory.event_records import WrittenFileRecord
 from ingestd.replication.dump.moves import Moves
 from ingestd.storage.contract import Entry, NotFound, child, split
 from ingestd.storage.parallel import run_each
-from ingestd.storage.storages import Storages
+from ingestd.storage.storages import Storages, is_of_location
 
 _LISTING_THREADS = 32
+# The files in a directory by name, or why it cannot be read where it is.
+_Files = Mapping[str, Entry] | IngestdError
 _OF_COMPACTION = re.compile(r"_v[0-9]+(?=/|$)")
 
 
@@ -76,6 +80,21 @@ class WrittenFiles:
                 reasons.setdefault(record.table, f"transactions share the file {record.source}")
         return reasons
 
+    @property
+    def are_read(self) -> bool:
+        """Whether a directory could be read."""
+        return any(not isinstance(present, IngestdError) for _, present in self._listed.values())
+
+    @property
+    def refused(self) -> set[str]:
+        """The tables of which a directory cannot be read where it is, so that they have no records for its files."""
+        places = {key for key, (_, present) in self._listed.items() if isinstance(present, IngestdError)}
+        return {
+            write.write.table.table
+            for write in self._writes
+            if any((write.event, _parent(file)) in places for file in write.write.files)
+        }
+
     def records(self) -> Iterator[WrittenFileRecord]:
         """Yield a record for each file and side file, in the order of the events; the length of a lost one is -1.
 
@@ -91,6 +110,8 @@ class WrittenFiles:
         if is_hidden(name) or listed is None:
             return
         (parent, present), archive = listed, _archived(file)
+        if isinstance(present, IngestdError):
+            return
         directory = _OF_COMPACTION.sub("", _below_location(file))
         where = (write.event, write.write.table.table, write.write.partition, write.write.write_id, directory)
         if name not in present:
@@ -101,9 +122,17 @@ class WrittenFiles:
                 own, entry = archive if sibling == name else "", present[sibling]
                 yield WrittenFileRecord(*where, sibling, child(parent, sibling), own, entry.size, entry.written)
 
-    def _list(self, places: Mapping[tuple[int, str], str]) -> Mapping[tuple[int, str], tuple[str, Mapping[str, Entry]]]:
-        listed = run_each(self._storages.files, sorted(set(places.values())), _LISTING_THREADS)
+    def _list(self, places: Mapping[tuple[int, str], str]) -> Mapping[tuple[int, str], tuple[str, _Files]]:
+        listed = run_each(self._files, sorted(set(places.values())), _LISTING_THREADS)
         return {directory: (place, listed[place]) for directory, place in places.items()}
+
+    def _files(self, directory: str) -> _Files:
+        try:
+            return self._storages.files(directory)
+        except IngestdError as error:
+            if not is_of_location(error):
+                raise
+            return error
 
     def _archived_size(self, archive: str) -> int:
         """Return the length of a file that the change manager keeps; -1 if it does not."""

@@ -42,7 +42,8 @@ from ingestd.replication.directory.lost_tables import LostTables
 from ingestd.replication.directory.manifest import DatabaseRecord, FunctionRecord, Manifest
 from ingestd.replication.directory.protocol import Dump
 from ingestd.replication.directory.refused_constraints import RefusedConstraints
-from ingestd.replication.external import mirrors, read_directories
+from ingestd.replication.directory.unreadable_tables import UnreadableTables
+from ingestd.replication.external import mirrors, read_directories, tables_in
 from ingestd.replication.load.constraints import create_constraints
 from ingestd.replication.load.table_load import LoadStep, TableLoad
 from ingestd.replication.marks import (
@@ -99,11 +100,12 @@ def load_bootstrap(
         copier = copier.guarded(lease.check, Fence.begin(target.storages, dump.uri))
         load = _Load(target.under(lease), dump, manifest, options)
         load.take_over()
-        lost, copied = LostTables(storage, dump.uri), Copied()
+        unreadable = UnreadableTables(storage, dump.uri, dump.state.unreadable)
+        lost, copied = LostTables(storage, dump.uri, unreadable), Copied()
         tables = load.tables()
         placed = tables.copy_all(lost, copier, copied, stop)
         load.drop_others(placed)
-        load.copy_external(copier, copied, stop)
+        load.copy_external(unreadable, copier, copied, stop)
         load.create_functions()
         refused = RefusedConstraints(storage, dump.uri, dump.state.unconstrained)
         create_constraints(target.metastore, manifest, dump.state.scope.database, options.database, lost, refused)
@@ -189,12 +191,16 @@ class _Load:
             if name not in placed:
                 self.tables().drop(TableName(self.options.database, name))
 
-    def copy_external(self, copier: Copier, copied: Copied, stop: threading.Event) -> None:
+    def copy_external(
+        self, unreadable: UnreadableTables, copier: Copier, copied: Copied, stop: threading.Event
+    ) -> None:
         """Copy the directories of external tables; files that change meanwhile are copied by the next cycle."""
-        if pairs := mirrors(read_directories(self.manifest), self.options.external_base):
-            owner = owner_of_copies(self.target, self.options.database)
-            report = copied.reporting(self.options.on_files)
-            copied.add(Mirrors(self.target.storages, copier, owner).update(pairs, stop=stop, on_progress=report))
+        listed = read_directories(self.manifest)
+        if pairs := mirrors(listed, self.options.external_base):
+            external = Mirrors(self.target.storages, copier, owner_of_copies(self.target, self.options.database))
+            result = external.update(pairs, stop=stop, on_progress=copied.reporting(self.options.on_files))
+            copied.add(result)
+            unreadable.add(tables_in(listed, result.unreadable), others_are_read=len(result.unreadable) < len(pairs))
 
     # --- what belongs to tables and the database
 

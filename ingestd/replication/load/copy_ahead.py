@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ingestd.acid.layout import base_name
+from ingestd.errors import IngestdError
 from ingestd.hive.objects import TableObject
 from ingestd.hive.replay import Replay
 from ingestd.replication.copying.copy import Copier
@@ -69,14 +70,19 @@ class CopyAhead:
         result = copier.copy([file for file, _ in files.values()], stop=stop, on_progress=on_progress)
         self.copied.add(result)
         lost: dict[str, str] = {}
+        refused: dict[str, IngestdError] = {}
         for loss in result.lost:
             record = files[loss.file.target][1]
             if self.plan.is_dropped(record.event, record.table, record.partition):
                 self.absent.add(loss.file.target)
-            else:
+            elif loss.refusal is None:
                 lost.setdefault(record.table, loss.reason)
+            else:
+                refused.setdefault(record.table, loss.refusal)
+        self.lost.add_unreadable(refused, others_are_read=bool(result.copied))
         for name, reason in lost.items():
-            self.lost.add(name, f"a file of the source vanished before it was copied: {reason}")
+            if name not in refused:
+                self.lost.add(name, f"a file of the source vanished before it was copied: {reason}")
         return True
 
     def remove(self, event: int, files: Iterable[WrittenFileRecord], check: Callable[[], None]) -> None:

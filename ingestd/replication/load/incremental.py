@@ -49,7 +49,8 @@ from ingestd.replication.directory.lost_tables import LostTables
 from ingestd.replication.directory.manifest import Manifest
 from ingestd.replication.directory.protocol import Dump
 from ingestd.replication.directory.refused_constraints import RefusedConstraints
-from ingestd.replication.external import mirrors, read_directories
+from ingestd.replication.directory.unreadable_tables import UnreadableTables
+from ingestd.replication.external import mirrors, read_directories, tables_in
 from ingestd.replication.load.constraints import create_constraints
 from ingestd.replication.load.copy_ahead import CopyAhead
 from ingestd.replication.load.definitions import Definitions, is_repeatable
@@ -152,8 +153,10 @@ class _Load:
         self._foreign_writes = ForeignWrites(target, self._replay.highest_write_id)
         self._accepts_missing = self._is_first or self._settled > self._last
         self._plan = CyclePlan.of(manifest.read(EventRecord), self._last)
-        self._lost = lost = LostTables(storage, dump.uri, self._plan.renamed)
-        self._refused = RefusedConstraints(storage, dump.uri, dump.state.unconstrained, self._plan.renamed)
+        known, renamed = dump.state.unreadable, self._plan.renamed
+        self._unreadable = UnreadableTables(storage, dump.uri, known, renamed)
+        self._lost = lost = LostTables(storage, dump.uri, self._unreadable, renamed)
+        self._refused = RefusedConstraints(storage, dump.uri, dump.state.unconstrained, renamed)
         self._definitions = Definitions(
             target,
             metadata.scope.database,
@@ -467,10 +470,13 @@ class _Load:
 
     def copy_external(self, copier: Copier, stop: threading.Event) -> None:
         """Copy the directories of external tables as they are now."""
-        if pairs := mirrors(read_directories(self._manifest), self._options.external_base):
-            owner = owner_of_copies(self._target, self._options.database)
-            external, report = Mirrors(self._target.storages, copier, owner), self._copied.reporting
-            self._copied.add(external.update(pairs, stop=stop, on_progress=report(self._options.on_files)))
+        listed = read_directories(self._manifest)
+        if pairs := mirrors(listed, self._options.external_base):
+            external = Mirrors(self._target.storages, copier, owner_of_copies(self._target, self._options.database))
+            result = external.update(pairs, stop=stop, on_progress=self._copied.reporting(self._options.on_files))
+            self._copied.add(result)
+            refused, count = tables_in(listed, result.unreadable), len(result.unreadable)
+            self._unreadable.add(refused, others_are_read=count < len(pairs))
             self._options.observe(ReplayStep.EXTERNAL)
 
     # --- the end

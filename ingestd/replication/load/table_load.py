@@ -24,7 +24,7 @@ from functools import partial
 from hashlib import sha256
 from itertools import groupby, islice
 
-from ingestd.errors import ReplicationError
+from ingestd.errors import IngestdError, ReplicationError
 from ingestd.hive.objects import (
     PartitionObject,
     TableKind,
@@ -140,8 +140,7 @@ class TableLoad:
         for name in lost.names:
             self.drop(TableName(self.database, self.named(name)))
         placed = self.create(lost)
-        for name, reason in self.copy(placed, copier, copied, stop).items():
-            lost.add(name, reason)
+        self.copy(placed, lost, copier, copied, stop)
         self._drop_lost(placed, lost)
         self.set_write_ids(placed, lost)
         self.complete(placed, lost)
@@ -244,28 +243,34 @@ class TableLoad:
     # --- files
 
     def copy(
-        self, placed: Mapping[str, Placed], copier: Copier, copied: Copied, stop: threading.Event
-    ) -> dict[str, str]:
-        """Copy the files of the tables that are not complete; return a reason for each table of which one is lost."""
+        self, placed: Mapping[str, Placed], lost: LostTables, copier: Copier, copied: Copied, stop: threading.Event
+    ) -> None:
+        """Copy the files of the tables that are not complete; lose each table of which one is lost."""
         files = (
             (record.table, self._copy_of(record, placed[record.table]))
             for record in self.manifest.read(FileRecord)
             if record.table in placed and not placed[record.table].is_complete
         )
-        lost: dict[str, list[str]] = defaultdict(list)
-        total = copied.done + self.manifest.count(FileRecord)
+        reasons: dict[str, list[str]] = defaultdict(list)
+        refused: dict[str, IngestdError] = {}
+        total, is_read = copied.done + self.manifest.count(FileRecord), False
         while some := list(islice(files, _FILES_AT_ONCE)):
             tables = {file.target: table for table, file in some}
             on_progress = partial(self._report_files, copied.done, total)
             result = copier.copy([file for _, file in some], stop=stop, on_progress=on_progress)
             copied.add(result)
+            is_read |= bool(result.copied)
             for loss in result.lost:
-                lost[tables[loss.file.target]].append(loss.reason)
+                if loss.refusal is None:
+                    reasons[tables[loss.file.target]].append(loss.reason)
+                else:
+                    refused.setdefault(tables[loss.file.target], loss.refusal)
         self.observe(LoadStep.COPIED)
-        return {
-            table: f"{len(reasons)} files have vanished from the source since the dump; the first: {reasons[0]}"
-            for table, reasons in lost.items()
-        }
+        lost.add_unreadable(refused, others_are_read=is_read)
+        for table, of_table in reasons.items():
+            if table not in refused:
+                what = "files have vanished from the source since the dump; the first"
+                lost.add(table, f"{len(of_table)} {what}: {of_table[0]}")
 
     def _copy_of(self, record: FileRecord, placed: Placed) -> CopyFile:
         directory = child(placed.location(record.partition), *filter(None, [record.directory]))

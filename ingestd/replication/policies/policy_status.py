@@ -6,8 +6,8 @@ report the same. What cannot be read is reported as a problem of the policy, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from ingestd.clock import now
@@ -25,6 +25,7 @@ from ingestd.replication.statements.grammar import ReplDump, ReplLoad
 
 # An execution that has not been updated for so many time-outs of the metastore has ended without a result.
 _TIMEOUTS = 2.0
+_MOST_NAMES = 10
 
 
 class State(str, Enum):
@@ -65,7 +66,8 @@ class PolicyStatus:
     """A policy with its executions, the latest first.
 
     `problem` is the last error, or what the last successful execution has left out; '' if there is neither.
-    `continuing` is the side that continues a backlog (`DumpDirectory.continuing_side`).
+    `continuing` is the side that continues a backlog (`DumpDirectory.continuing_side`). `unreadable` has the tables
+    that are not copied, because their files cannot be read (`DumpDirectory.unreadable`).
     """
 
     policy: Policy
@@ -74,6 +76,7 @@ class PolicyStatus:
     lag: Lag | None = None
     problem: str = ""
     continuing: Side | None = None
+    unreadable: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def continues(self) -> bool:
@@ -94,13 +97,27 @@ class PolicyStatus:
 
     @property
     def left_out(self) -> str:
-        """What the last successful execution could not copy; '' if that is nothing."""
+        """What the last cycle could not copy; '' if that is nothing."""
+        return "; ".join(filter(None, (describe_unreadable(self.unreadable), self._missing)))
+
+    @property
+    def _missing(self) -> str:
         run = self.complete
         if run is None or not run.missing:
             return ""
         others = run.counts.get("MISSING", (1, 1))[0] - 1
         more = f" and {others} more" if others else ""
         return f"the source lacks directories of external tables, whose copies keep their files: {run.missing[0]}{more}"
+
+
+def describe_unreadable(tables: Mapping[str, str]) -> str:
+    """Return a sentence about tables that are not copied, with the first reason of `tables`; '' if there are none."""
+    if not tables:
+        return ""
+    names = ", ".join(list(tables)[:_MOST_NAMES]) + (", …" if len(tables) > _MOST_NAMES else "")
+    what = f"the tables {names} are" if len(tables) > 1 else f"the table {names} is"
+    reason = next(filter(None, tables.values()), "their files cannot be read")
+    return f"{what} not copied: {reason}"
 
 
 def read_statuses(cluster: Cluster, policies: Policies, schedules: Schedules) -> Iterator[PolicyStatus]:
@@ -122,16 +139,17 @@ def read_status(cluster: Cluster, policy: Policy, schedules: Schedules, timeout_
     if policy.statement is None:
         return PolicyStatus(policy, State.INVALID, runs, problem=str(policy.problem))
     try:
-        marker, lag, continuing = _examine(cluster, policy.statement)
+        seen = _examine(cluster, policy.statement)
     except BootstrapRequired as error:
         return PolicyStatus(policy, State.NEEDS_BOOTSTRAP, runs, problem=str(error))
     except IngestdError as error:
         return PolicyStatus(policy, _state(policy, runs, "", timeout_seconds), runs, problem=str(error))
     last = next(iter(runs), None)
-    problem = marker or (last.error if last else "")
+    problem = seen.marker or (last.error if last else "")
     if not problem and last is not None and _is_lost(last, timeout_seconds):
         problem = f"execution {last.execution} has ended without a result: its worker was killed or suspended"
-    status = PolicyStatus(policy, _state(policy, runs, marker, timeout_seconds), runs, lag, problem, continuing)
+    state = _state(policy, runs, seen.marker, timeout_seconds)
+    status = PolicyStatus(policy, state, runs, seen.lag, problem, seen.continuing, seen.unreadable)
     return status if problem else replace(status, problem=status.left_out)
 
 
@@ -158,14 +176,26 @@ def _is_bootstrap(reason: str) -> bool:
     return reason.partition(":")[0] in {kind.__name__ for kind in kinds}
 
 
-def _examine(cluster: Cluster, statement: ReplDump | ReplLoad) -> tuple[str, Lag | None, Side | None]:
-    """Return why the policy is stopped, '' if it is not, the lag, and the side that continues. Raises EventsExpired."""
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What the dump directory tells for a status. `marker` is why the policy is stopped, '' if it is not."""
+
+    marker: str
+    lag: Lag | None
+    continuing: Side | None
+    unreadable: Mapping[str, str]
+
+
+def _examine(cluster: Cluster, statement: ReplDump | ReplLoad) -> _Seen:
+    """Read the dump directory. Raises EventsExpired."""
     directory = DumpDirectory(cluster.storages, statement.settings.root, statement.source)
     dumps = directory.dumps()
     marker = directory.failure(dumps[-1]) if dumps else ""
     if isinstance(statement, ReplDump):
-        return marker, _dump_lag(cluster, directory, dumps), directory.continuing_side(dumps)
-    return marker, _load_lag(cluster, directory, dumps, statement.target), directory.continuing_side(dumps)
+        lag = _dump_lag(cluster, directory, dumps)
+    else:
+        lag = _load_lag(cluster, directory, dumps, statement.target)
+    return _Seen(marker, lag, directory.continuing_side(dumps), directory.unreadable(dumps))
 
 
 def _dump_lag(cluster: Cluster, directory: DumpDirectory, dumps: Sequence[Dump]) -> Lag | None:

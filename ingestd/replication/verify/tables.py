@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ingestd.acid.visibility import ValidWriteIds
+from ingestd.errors import IngestdError
 from ingestd.hive.client import Metastore
 from ingestd.hive.objects import TableKind, TableObject, find_database, find_table, table_names
 from ingestd.hive.snapshot import ReadTransaction, read_write_ids
@@ -27,6 +28,7 @@ from ingestd.replication.marks import last_event
 from ingestd.replication.statements.scope import Scope
 from ingestd.replication.verify.checksum_jobs import ColumnChecks
 from ingestd.replication.verify.content import Compared, Verdict, View, compare_locations
+from ingestd.storage.storages import is_of_location
 
 _WITHOUT_FILES = (TableKind.VIEW, TableKind.MATERIALIZED_VIEW, TableKind.STORAGE_HANDLER)
 _NAMED_IDS = 10
@@ -138,7 +140,12 @@ class _Pair:
         return replace(report, behind=behind, write_ids=as_text(current), target_write_ids=as_text(copied))
 
     def _compare_content(self, before: View, after: View) -> TableReport:
-        comparisons = [self._excused(compared) for compared in compare_locations(before, after, self.columns)]
+        try:
+            comparisons = [self._excused(compared) for compared in compare_locations(before, after, self.columns)]
+        except IngestdError as error:
+            if not is_of_location(error):
+                raise
+            return TableReport(self.there.table, Verdict.NOT_COMPARABLE, (str(error),))
         verdicts = {compared.verdict for compared in comparisons}
         order = (Verdict.DIFFERENT, Verdict.NOT_COMPARABLE)
         return TableReport(

@@ -1,0 +1,273 @@
+"""A table whose files cannot be read where they are is not copied, and stops no other one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from ingestd.errors import IngestdError
+from ingestd.hive.objects import alter_partitions, find_partitions, find_table
+from ingestd.hive.tables import TableName
+from ingestd.hive.transactions import commit
+from ingestd.replication.cluster import Cluster
+from ingestd.replication.cycle import Result
+from ingestd.replication.policies.policy_status import State
+from ingestd.replication.statements.grammar import ReplDump
+from ingestd.replication.statements.scope import Scope
+from ingestd.replication.verify.content import Verdict
+from ingestd.replication.verify.tables import verify
+from ingestd.storage.contract import CredentialsRefused, Entry, PermissionDenied, Storage, split
+from ingestd.storage.local import LocalStorage
+from ingestd.storage.local_files import LocalStream
+from ingestd.storage.storages import Storages
+from tests.support.replica import Replica, Side
+from tests.support.replica_policies import Pair, new_pair
+from tests.support.replica_rows import Rows, begin_locked, insert, read_rows, table_of
+from tests.support.replica_tables import EXTERNAL, make_table, move_table
+
+_TABLES = ["t", "other"]
+_ABFS = "abfs://container@account/ext"
+
+
+class _Denying(LocalStorage):
+    """A local storage that lets a user read nothing below the directories `denied`."""
+
+    def __init__(self, denied: dict[str, IngestdError]) -> None:
+        super().__init__()
+        self._denied = denied
+
+    def entries(self, directory: str) -> list[Entry]:
+        self._check(directory)
+        return list(super().entries(directory))
+
+    def stream(self, file: str) -> LocalStream:
+        self._check(file)
+        return super().stream(file)
+
+    def _check(self, uri: str) -> None:
+        for directory, error in self._denied.items():
+            if split(uri).levels[: len(split(directory).levels)] == split(directory).levels:
+                raise error
+
+
+class _Refusing(Storages):
+    """Storages that refuse local directories; the key of `denied` is a URI, and the value the error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.denied: dict[str, IngestdError] = {}
+
+    def at(self, uri: str) -> Storage:
+        return _Denying(self.denied) if split(uri).scheme == "file" else super().at(uri)
+
+    def deny(self, uri: str) -> None:
+        self.denied[uri] = PermissionDenied("Permission denied", where=uri, hint="grant access")
+
+
+@dataclass(frozen=True)
+class _Places(Pair):
+    """A pair of which each side has storages of its own. No dump waits for writers."""
+
+    here: _Refusing = field(default_factory=_Refusing)
+    there: _Refusing = field(default_factory=_Refusing)
+
+    def cluster(self, side: Side) -> Cluster:
+        return Cluster(side.metastore, self.here if side.name == "source" else self.there)
+
+    @property
+    def dump_statement(self) -> ReplDump:
+        wait = "hive.repl.bootstrap.dump.open.txn.timeout"
+        abort = "hive.repl.bootstrap.dump.abort.write.txn.after.timeout"
+        statement = super().dump_statement
+        return replace(statement, given={**statement.given, wait: "0s", abort: "false"})
+
+    def name(self, table: str) -> TableName:
+        return TableName(self.database, table)
+
+    def location(self, table: str) -> str:
+        return table_of(self.replica.source.metastore, self.name(table)).location
+
+    def cycle(self) -> Result:
+        self.dump()
+        return self.load()
+
+    def copy(self, table: str) -> Rows | None:
+        """Return the rows of a copy; None if it does not exist."""
+        name = TableName(self.target, table)
+        return None if find_table(self.replica.target.metastore, name) is None else self._read(name)
+
+    def _read(self, name: TableName) -> Rows:
+        return sorted(read_rows(self.replica.target.metastore, name))
+
+    def problems(self) -> list[str]:
+        return [self.status(side).problem for side in (self.replica.source, self.replica.target)]
+
+
+@pytest.fixture
+def places(replica: Replica, tmp_path: Path) -> _Places:
+    made = new_pair(replica, tmp_path)
+    make_table(replica.source.metastore, TableName(made.database, "other"))
+    return _Places(made.replica, made.root, made.database, made.target, made.namespace)
+
+
+def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [message for message in caplog.messages if "is not copied" in message]
+
+
+def _external(places: _Places, name: str, content: bytes) -> tuple[Path, Path]:
+    """Create an external table with a file; return the file, and where its copy is."""
+    source, target = places.replica.source, places.replica.target
+    file = source.external / places.database / name / "file"
+    make_table(
+        source.metastore, places.name(name), parameters=EXTERNAL, location=f"file:{file.parent}", partitioned=False
+    )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)
+    return file, target.external / str(file)[1:]
+
+
+def test_transactional_table_when_denied_from_the_beginning_then_others_are_copied_and_it_is_when_permitted(
+    places: _Places, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = places.replica.source
+    places.create()
+    for table in _TABLES:
+        insert(source, places.name(table), [(1, "a")])
+    places.here.deny(places.location("t"))
+    assert places.cycle().unreadable == ("t",)
+    assert (places.copy("t"), places.copy("other")) == (None, [(1, "a")])
+    writer, _ = begin_locked(source, places.name("t"))  # for which no dump waits
+    for number in (2, 3):
+        insert(source, places.name("other"), [(number, "b")])
+        result = places.cycle()
+        assert (result.unreadable, result.lost) == (("t",), ())
+    assert (places.copy("t"), places.copy("other")) == (None, [(1, "a"), (2, "b"), (3, "b")])
+    location = places.location("t")
+    (warning,) = _warnings(caplog)
+    reason = f"{location}: Permission denied → grant access"
+    assert warning == f"the table t is not copied, and each cycle tries again: {reason}"
+    assert places.problems() == [f"the table t is not copied: {reason}"] * 2
+    assert {places.status(side).state for side in (source, places.replica.target)} == {State.IDLE}
+    commit(source.metastore, writer)
+    places.here.denied.clear()
+    assert places.cycle().unreadable == ()
+    assert (places.copy("t"), places.problems()) == ([(1, "a")], ["", ""])
+
+
+def test_transactional_table_when_denied_later_then_keeps_its_state_until_it_is_permitted(
+    places: _Places, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = places.replica.source
+    places.create()
+    for table in _TABLES:
+        insert(source, places.name(table), [(1, "a")])
+    places.cycle()
+    places.cycle()
+    places.here.deny(places.location("t"))
+    for number in (2, 3):
+        for table in _TABLES:
+            insert(source, places.name(table), [(number, "b")])
+        assert places.cycle().unreadable == ("t",)
+    assert (places.copy("t"), places.copy("other")) == ([(1, "a")], [(1, "a"), (2, "b"), (3, "b")])
+    assert len(_warnings(caplog)) == 1
+    places.here.denied.clear()
+    assert places.cycle().unreadable == ()
+    assert places.copy("t") == [(1, "a"), (2, "b"), (3, "b")]
+    assert places.problems() == ["", ""]
+    insert(source, places.name("t"), [(4, "b")])
+    places.cycle()
+    assert places.copy("t") == [(1, "a"), (2, "b"), (3, "b"), (4, "b")]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_transactional_table_when_the_load_is_denied_its_files_then_others_are_loaded(
+    places: _Places, caplog: pytest.LogCaptureFixture, *, is_first: bool
+) -> None:
+    source = places.replica.source
+    places.create()
+    if not is_first:
+        places.cycle()
+    for table in _TABLES:
+        insert(source, places.name(table), [(1, "a")])
+    places.there.deny(places.location("t"))
+    result = places.cycle()
+    assert (result.unreadable, result.lost) == (("t",), ())
+    insert(source, places.name("other"), [(2, "b")])
+    result = places.cycle()
+    assert (result.unreadable, result.lost) == (("t",), ())
+    assert places.copy("other") == [(1, "a"), (2, "b")]
+    assert places.copy("t") == (None if is_first else [])
+    assert len(_warnings(caplog)) == 1
+    assert all(problem.startswith("the table t is not copied: file:") for problem in places.problems())
+    places.there.denied.clear()
+    assert places.cycle().unreadable == ()
+    assert places.copy("t") == [(1, "a")]
+    assert places.problems() == ["", ""]
+
+
+@pytest.mark.parametrize("is_denied", [True, False])
+def test_external_table_when_denied_or_in_a_storage_that_is_not_supported_then_others_are_copied(
+    places: _Places, caplog: pytest.LogCaptureFixture, *, is_denied: bool
+) -> None:
+    source = places.replica.source
+    places.create()
+    file, copy = _external(places, "ext", b"first")
+    other, other_copy = _external(places, "ext2", b"first")
+    location = places.location("ext")
+    if is_denied:
+        places.there.deny(location)
+    else:
+        move_table(source.metastore, places.name("ext"), _ABFS)
+    assert places.cycle().unreadable == ("ext",)
+    insert(source, places.name("t"), [(1, "a")])
+    other.write_bytes(b"second one")
+    assert places.cycle().unreadable == ("ext",)
+    assert (places.copy("t"), other_copy.read_bytes(), copy.exists()) == ([(1, "a")], b"second one", False)
+    (warning,) = _warnings(caplog)
+    assert warning.startswith("the table ext is not copied, and each cycle tries again: ")
+    assert (location if is_denied else _ABFS) in warning
+    for problem in places.problems():
+        assert problem.startswith(f"the table ext is not copied: {location if is_denied else _ABFS}: ")
+    target = places.cluster(places.replica.target)
+    reports = verify(places.cluster(source), target, Scope(places.database), places.target)
+    verdicts = {report.table: report.verdict for report in reports}
+    assert verdicts["t"] is Verdict.EQUAL
+    if not is_denied:  # to the source
+        assert verdicts["ext"] is Verdict.NOT_COMPARABLE
+    places.there.denied.clear()
+    if not is_denied:
+        move_table(source.metastore, places.name("ext"), location)
+    assert places.cycle().unreadable == ()
+    assert copy.read_bytes() == file.read_bytes()
+    assert places.problems() == ["", ""]
+
+
+def test_transactional_table_when_a_partition_is_in_a_storage_that_is_not_supported_then_others_are_copied(
+    places: _Places,
+) -> None:
+    source, name = places.replica.source, places.name("parts")
+    make_table(source.metastore, name, partitioned=True)
+    insert(source, name, [(1, "a"), (2, "b")])
+    (partition,) = find_partitions(source.metastore, name, ["day=a"])
+    alter_partitions(source.metastore, name, [partition.copied(name, _ABFS, partition.parameters)])
+    for number in (1, 2):
+        insert(source, places.name("other"), [(number, "a")])
+        assert places.cycle().unreadable == ("parts",)
+    assert (places.copy("parts"), places.copy("other")) == (None, [(1, "a"), (2, "a")])
+
+
+def test_tables_when_all_are_denied_or_the_credentials_are_then_it_is_an_error(places: _Places) -> None:
+    for table in _TABLES:
+        insert(places.replica.source, places.name(table), [(1, "a")])
+        places.here.deny(places.location(table))
+    with pytest.raises(PermissionDenied):
+        places.dump()
+    location = places.location("t")
+    places.here.denied = {location: CredentialsRefused("the keys are not known", where=location)}
+    with pytest.raises(CredentialsRefused):
+        places.dump()
+    places.here.denied = {}
+    places.cycle()
+    assert places.copy("t") == [(1, "a")]
