@@ -210,11 +210,15 @@ class CyclePlan:
     def _add_additions(self, record: EventRecord) -> None:
         additions = self._additions.get(record.table)
         if additions is not None:
-            message = record.message
-            table = TableObject.parse(message["tableObjJson"])
-            texts = message.get("partitionListJson")
-            for text in [message["partitionObjAfterJson"]] if texts is None else texts:
-                additions[table.partition_name(PartitionObject.parse(text).values)] = record.event
+            table = TableObject.parse(record.message["tableObjJson"])
+            for partition in partitions_in(record.message):
+                additions[table.partition_name(partition.values)] = record.event
+
+
+def partitions_in(message: Mapping[str, Any]) -> list[PartitionObject]:
+    """Return the partitions that an event adds or alters, as they are after it. Only ALTER_PARTITION has no list."""
+    texts = message.get("partitionListJson")
+    return [PartitionObject.parse(text) for text in ([message["partitionObjAfterJson"]] if texts is None else texts)]
 
 
 def is_truncation(message: Mapping[str, Any]) -> bool:

@@ -26,7 +26,7 @@ from ingestd.hive.objects import PartitionObject, TableObject
 from ingestd.hive.tables import WHOLE_TABLE, TableName
 from ingestd.hive.write_ids import read_snapshots
 from ingestd.replication.cluster import Cluster
-from ingestd.replication.cycle_plan import ALTERATIONS, is_truncation, write_id_of
+from ingestd.replication.cycle_plan import ALTERATIONS, is_truncation, partitions_in, write_id_of
 from ingestd.replication.directory.event_records import EmptyBaseRecord, EventRecord
 from ingestd.replication.dump.moves import Moves
 from ingestd.replication.dump.table_files import all_files
@@ -114,8 +114,7 @@ def _created(event: EventRecord) -> Iterator[Candidate]:
         return
     objects: dict[str, _Described] = {WHOLE_TABLE: table}
     if event.type == "ADD_PARTITION":
-        partitions = map(PartitionObject.parse, event.message["partitionListJson"])
-        objects = {table.partition_name(partition.values): partition for partition in partitions}
+        objects = {table.partition_name(partition.values): partition for partition in partitions_in(event.message)}
     elif table.partition_columns:
         return
     for name, made in objects.items():
@@ -145,10 +144,9 @@ def _altered(
         is_candidate = before.name == after.name and not after.partition_columns
         return after, iter([(WHOLE_TABLE, after, before)] if is_candidate else [])
     table = TableObject.parse(message["tableObjJson"])
-    pairs = [(text, None) for text in message.get("partitionListJson") or ()]
-    pairs = pairs or [(message["partitionObjAfterJson"], message.get("partitionObjBeforeJson"))]
-    parsed = ((PartitionObject.parse(text), PartitionObject.parse(old) if old else None) for text, old in pairs)
-    return table, ((table.partition_name(partition.values), partition, old) for partition, old in parsed)
+    text = message.get("partitionObjBeforeJson")
+    old = None if text is None else PartitionObject.parse(text)
+    return table, ((table.partition_name(partition.values), partition, old) for partition in partitions_in(message))
 
 
 @dataclass(frozen=True, slots=True)

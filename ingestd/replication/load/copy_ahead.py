@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ingestd.acid.layout import base_name
@@ -50,6 +50,7 @@ class CopyAhead:
     on_files: Callable[[int, int], None]
     absent: set[str] = field(default_factory=set)
     _barriers: frozenset[int] | None = None
+    _bases: Sequence[EmptyBaseRecord] | None = None
 
     def copy(self, event: int, copier: Copier, stop: threading.Event) -> bool:
         """Copy the files whose last barrier is `event`, 0 for those without one; return whether there were any.
@@ -95,7 +96,7 @@ class CopyAhead:
         for record in files:
             if record.directory:  # else the file is in none of a write, and visible in any case
                 places[record.table, record.write_id].add((record.partition, record.directory.partition("/")[0]))
-        for base in self.manifest.read(EmptyBaseRecord) if self.lost.names else ():
+        for base in self._empty_bases() if self.lost.names else ():
             if base.event <= event:
                 places[base.table, base.write_id].add((base.partition, base_name(base.write_id)))
         for (name, write_id), of_write in places.items():
@@ -105,6 +106,12 @@ class CopyAhead:
                     check()
                     directory = child(table.location, *filter(None, [partition]), written)
                     self.storages.at(directory).remove(directory)
+
+    def _empty_bases(self) -> Sequence[EmptyBaseRecord]:
+        """Return the empty bases of the dump, which are read once."""
+        if self._bases is None:
+            self._bases = list(self.manifest.read(EmptyBaseRecord))
+        return self._bases
 
     def _committed_later(self) -> Iterator[WrittenFileRecord]:
         """Yield the files of the commits that are not replayed yet."""

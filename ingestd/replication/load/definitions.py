@@ -64,7 +64,7 @@ from ingestd.hive.tables import WHOLE_TABLE, TableName
 from ingestd.hive.truncation import truncate_in_transaction
 from ingestd.hive.write_ids import read_snapshot
 from ingestd.replication.cluster import Cluster
-from ingestd.replication.cycle_plan import Outcome, is_move, is_truncation, write_id_of
+from ingestd.replication.cycle_plan import Outcome, is_move, is_truncation, partitions_in, write_id_of
 from ingestd.replication.directory.event_records import EventRecord, PartitionColumnsRecord
 from ingestd.replication.exact_statistics import as_exact_as, inexact
 from ingestd.replication.external import target_location
@@ -363,7 +363,7 @@ class Definitions:
         existing = self.table(table)
         if existing is None:
             return
-        described = [PartitionObject.parse(text) for text in message["partitionListJson"]]
+        described = partitions_in(message)
         source = TableObject.parse(message["tableObjJson"])
         copies = [
             member.copied(
@@ -412,8 +412,7 @@ class Definitions:
     def _alter_partitions(self, table: str, message: _Message) -> None:
         existing = self.table(table)
         if existing is not None:
-            described = [PartitionObject.parse(text) for text in message["partitionListJson"]]
-            self._change_partitions(existing, described, message)
+            self._change_partitions(existing, partitions_in(message), message)
 
     def _change_partitions(self, table: TableObject, described: Sequence[PartitionObject], message: _Message) -> None:
         """Replace the definitions of partitions that exist."""
@@ -528,8 +527,7 @@ def _settled(table: TableObject) -> int:
 def _removed(table: TableObject, message: _Message) -> list[str]:
     """Return the escaped names of the partitions that an event drops or truncates."""
     if "partitionObjAfterJson" in message or "partitionListJson" in message:
-        texts = message.get("partitionListJson") or [message["partitionObjAfterJson"]]
-        return [table.partition_name(PartitionObject.parse(text).values) for text in texts]
+        return [table.partition_name(partition.values) for partition in partitions_in(message)]
     return _dropped(table, message)
 
 

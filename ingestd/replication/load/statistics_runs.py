@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ingestd.hive.objects import PartitionObject, TableObject
+from ingestd.replication.cycle_plan import partitions_in
 from ingestd.replication.directory.event_records import ABORT, ALLOCATE, COMMIT, EventRecord
 from ingestd.replication.load.definitions import is_repeatable
 
@@ -47,8 +48,7 @@ class _Alteration:
         if record.type == "ALTER_TABLE":
             objects = {_TABLE: TableObject.parse(message["tableObjAfterJson"])}
         else:
-            texts = message.get("partitionListJson") or [message["partitionObjAfterJson"]]
-            objects = {text.values: text for text in map(PartitionObject.parse, texts)}
+            objects = {partition.values: partition for partition in partitions_in(message)}
         write_id = int(message.get("writeId") or 0)
         if write_id <= 0 or any(object_.has_column_statistics for object_ in objects.values()):
             return None
