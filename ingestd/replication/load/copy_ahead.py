@@ -98,7 +98,8 @@ class CopyAhead:
                 places[record.table, record.write_id].add((record.partition, record.directory.partition("/")[0]))
         for base in self._empty_bases() if self.lost.names else ():
             if base.event <= event:
-                places[base.table, base.write_id].add((base.partition, base_name(base.write_id)))
+                for name in self.plan.renamed(base.table):  # it may have another name since
+                    places[name, base.write_id].add((base.partition, base_name(base.write_id)))
         for (name, write_id), of_write in places.items():
             table = self.definitions.find(name) if name in self.lost else None
             if table is not None and self.replay.has(self.plan.commits[event], table.name, write_id):
