@@ -14,6 +14,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import Message
 
 from ingestd.formats.protobuf.decoder import ProtobufDecoder
+from ingestd.formats.protobuf.known_files import KNOWN_FILES
 from ingestd.formats.protobuf.options import ProtobufOptions
 from ingestd.schema import Column
 
@@ -89,10 +90,13 @@ def file_of(*messages: DescriptorProto, syntax: str = "proto3", **enums: dict[st
 
 
 def class_of(file: FileDescriptorProto, name: str = "Row") -> type[Message]:
-    """Return the class of a message of the file."""
+    """Return the class of a message of the file, which may import files that all serializers have."""
     pool = DescriptorPool()
     for module in IMPORTS:
         pool.AddSerializedFile(module.serialized_pb)
+    for imported in file.dependency:
+        if imported not in [module.name for module in IMPORTS]:
+            pool.Add(KNOWN_FILES[imported])
     pool.Add(file)
     found: type[Message] = message_factory.GetMessageClass(pool.FindMessageTypeByName(f"shop.{name}"))
     return found
