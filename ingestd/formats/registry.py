@@ -277,7 +277,8 @@ class Registry:
     def _by_id(self, identifier: int, kind: SchemaType, what: str, **context: str) -> dict[str, Any]:
         """Return the answer of the registry for an id.
 
-        Apicurio 3.3 answers 500 to every request for the descriptors of some files, which then is no outage. Raises
+        Apicurio 3.3 answers 500 to every request for the descriptors of some files, which then is no outage. If a
+        producer has registered descriptors, the answer without `format=serialized` has them, and is returned. Raises
         ConfigError if this repeats while the registry returns the schema without its descriptors, and InvalidSchema if
         the schema has another type.
         """
@@ -286,7 +287,10 @@ class Registry:
             answer = self._answer(url)
             if answer[0] != HTTPStatus.INTERNAL_SERVER_ERROR or not _QUERIES[kind]:
                 return self._schema_in(answer, url, what)
-            _require_type(self._get(_path_of(identifier, context), what), kind, what)
+            registered = self._get(_path_of(identifier, context), what)
+            _require_type(registered, kind, what)
+            if _is_base64(registered["schema"]):
+                return registered
             if failures < self._patience.failures:
                 pause(self._patience.failure_seconds)
         raise ConfigError(
@@ -401,6 +405,14 @@ def _require_type(answer: dict[str, Any], kind: SchemaType, what: str) -> None:
     actual = answer.get("schemaType", "AVRO")
     if actual != kind:
         raise InvalidSchema(f"{what} of the registry has the type {actual}, not {kind}")
+
+
+def _is_base64(text: str) -> bool:
+    """Return whether a text is Base64, as descriptors are, and not the source of a .proto file that has a message."""
+    try:
+        return bool(base64.b64decode("".join(text.split()), validate=True))
+    except ValueError:
+        return False
 
 
 def _tls(ca_file: Path | None) -> ssl.SSLContext:

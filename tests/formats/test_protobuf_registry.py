@@ -208,6 +208,26 @@ def test_decode_when_registry_always_fails_for_descriptors_but_returns_the_sourc
     assert rows_of(decoder.decode([record])) == [{"id": 7, "name": None}]
 
 
+def test_decode_when_registry_fails_for_descriptors_that_a_producer_has_registered_then_these_are_used(
+    server: RegistryServer,
+) -> None:
+    imported = file_of(ITEM)
+    imported.name = "item.proto"
+    register(server, imported, "item")
+    file = file_of(message("Row", [Field("item", 1, ".shop.Item")]))
+    file.dependency.append(imported.name)
+    identifier = register(server, file, references=[{"name": imported.name, "subject": "item", "version": 1}])
+    server.fails_descriptors = server.returns_registered = True
+
+    columns = ProtobufOptions().columns(registry_of(server), ["t"])
+    decoded = (
+        ProtobufOptions().decoder(columns, registry_of(server)).decode([framed(identifier, b"\0", b"\x0a\x02\x10\7")])
+    )
+
+    assert columns == columns_of(item="struct<id:bigint,name:string>")
+    assert rows_of(decoded) == [{"item": {"id": 7, "name": None}}]
+
+
 def test_decode_when_registry_fails_for_all_requests_then_it_is_unavailable(server: RegistryServer) -> None:
     record = framed(register(server, FILE), b"\x00", b"\x08\x07")
     decoder = ProtobufOptions().decoder(COLUMNS, registry_of(server))

@@ -38,8 +38,9 @@ class RegistryServer:
     Like Confluent's registry before 7.8, it returns the descriptors of Protobuf schemas only by their ids, with
     `format=serialized`, and else a source. Schemas of subjects `:.CONTEXT:NAME` are found by ids only with the subject.
 
-    If it `fails_descriptors`, it answers 500 to requests for them, as Apicurio 3.3 does for some files, and if it
-    `hides_ids`, its answers for versions lack the ids of their schemas.
+    If it `fails_descriptors`, it answers 500 to requests for them, as Apicurio 3.3 does for some files. If it
+    `returns_registered`, it answers other requests for Protobuf schemas as Apicurio does, with what was registered. If
+    it `hides_ids`, its answers for versions lack the ids of their schemas.
 
     The versions of the subjects in `deleted` are returned only to requests with the parameter `deleted`. The next
     `lagging` requests are answered as by a replica that does not know any schema yet. `connections` is the number of
@@ -54,6 +55,7 @@ class RegistryServer:
     deleted: set[str] = field(default_factory=set)
     lagging: int = 0
     fails_descriptors: bool = False
+    returns_registered: bool = False
     hides_ids: bool = False
     connections: int = 0
     keeps_connections: bool = False
@@ -98,7 +100,8 @@ class RegistryServer:
         if self.hides_ids:
             more.pop("id", None)
         found = {**self._schemas[identifier - 1], **more}
-        if found.get("schemaType") == "PROTOBUF" and not (is_by_id and query.get("format") == "serialized"):
+        has_descriptors = self.returns_registered or (is_by_id and query.get("format") == "serialized")
+        if found.get("schemaType") == "PROTOBUF" and not has_descriptors:
             found["schema"] = SOURCE
         return found
 
