@@ -19,6 +19,13 @@ _UNCLEANED_WARNING_SECONDS = 3_600.0
 # After this time the initiator regards a worker as dead and queues its compaction again; a day by default.
 _WORKER_TIMEOUT, _RUNNING_PART = "hive.compactor.worker.timeout", 0.25
 _SHOWN = 3
+_FAILS = "see the log of the metastore; the cleaner tries again (hive.compactor.cleaner.retry.retention.time)"
+# The list of transactions of metastore 4.2.0 begins with -1 if the oldest one is open (createValidTxnListForCleaner).
+_NO_NUMBER = 'NumberFormatException: For input string: ""'
+_FAILS_IF_OPEN = (
+    "set metastore.txn.use.minhistorywriteid=false and restart the metastores: otherwise the cleaner of Hive 4.2.0"
+    " fails while the oldest transaction that the metastore remembers is open"
+)
 # A refused request is neither a success nor a failure of compaction.
 _FAILURES = ("failed", "did not initiate", "aborted")
 _OUTCOMES = (*_FAILURES, "ready for cleaning", "succeeded")
@@ -40,8 +47,15 @@ def _cleaner(service: Service) -> Iterator[Verdict]:
     waiting = [
         compaction for compaction in read_compactions(service.metastore) if compaction.state == "ready for cleaning"
     ]
+    failed = [compaction for compaction in waiting if compaction.error]
     oldest = min(waiting, key=_since, default=None)
-    if oldest is not None and now - _since(oldest) > _UNCLEANED_WARNING_SECONDS:
+    if failed:
+        more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
+        yield warning(
+            f"the cleaner has failed for {_target(failed[0])}{more}: {_first_line(failed[0].error)}",
+            _FAILS_IF_OPEN if _NO_NUMBER in failed[0].error else _FAILS,
+        )
+    elif oldest is not None and now - _since(oldest) > _UNCLEANED_WARNING_SECONDS:
         yield warning(
             f"{_number(waiting)} ready for cleaning, {_target(oldest)} for {_hours(now - _since(oldest))}",
             "check metastore.transactions: an open transaction prevents the cleaner from removing files",
