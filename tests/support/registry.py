@@ -1,9 +1,7 @@
 """A schema registry for tests: the part of the REST API of Confluent's registry that producers and ingestd use.
 
-Of the real ones, those of Confluent and Karapace are in none of the package registries that the tests use. Apicurio's
-is in the Maven repository (`io.apicurio:apicurio-registry-app`, 150 MB) and starts in 13 s, too much for tests that
-take seconds. It differs in what it answers for Protobuf: the text of the source (2.6), or an error if a file is not at
-the path of its package (3.3), where Confluent's registry and this server return descriptors.
+A real one is Apicurio's (`tests.support.apicurio`), which takes too long for tests of seconds. It does not make
+descriptors of the sources of Protobuf schemas, as Confluent's registry and this server do.
 """
 
 from __future__ import annotations
