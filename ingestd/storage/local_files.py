@@ -164,7 +164,11 @@ def remove_checksums(path: Path) -> None:
 
     Hadoop refuses to read a file whose checksums do not fit, and reads one that has none. Raises OSError.
     """
-    path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+    try:
+        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:  # a file with such a name does not exist
+            raise
 
 
 def make_directories(path: Path) -> None:

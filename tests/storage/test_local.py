@@ -22,3 +22,16 @@ def test_file_when_replaced_or_removed_then_so_are_the_checksums_that_hadoop_wro
     else:
         LocalStorage().remove_file(f"file:{file}")
     assert not checksums.exists()
+
+
+@pytest.mark.parametrize("is_replaced", [True, False], ids=["replaced", "removed"])
+def test_file_when_the_name_of_its_checksums_would_be_too_long_then_is_replaced_or_removed(
+    tmp_path: Path, is_replaced: bool
+) -> None:
+    file = tmp_path / ("f" * 255)
+    file.write_bytes(b"old")
+    if is_replaced:
+        LocalStorage().replace(f"file:{file}", BytesStream(b"new"), ".temporary")
+    else:
+        LocalStorage().remove_file(f"file:{file}")
+    assert [entry.read_bytes() for entry in tmp_path.iterdir()] == ([b"new"] if is_replaced else [])
