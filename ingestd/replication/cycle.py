@@ -117,7 +117,7 @@ def dump(source: Cluster, statement: ReplDump, step: Step, stop: threading.Event
     if directory.owner(Side.SOURCE) is None:
         require_source(source.metastore, scope.database)  # a misspelt name shall leave nothing
     directory.claim(Side.SOURCE, _owner(source, step.policy, scope.database))
-    begun = directory.begin_dump(scope, EventLog(source.metastore).current_id)
+    begun = directory.begin_dump(scope, EventLog(source.metastore).current_id, settings.keep)
     if isinstance(begun, Skipped):
         return Result(Progress(), skipped=begun.reason)
     counts = _Counts(step, begun, step.execution)

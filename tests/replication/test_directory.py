@@ -301,6 +301,10 @@ def test_dump_when_old_ones_are_kept_then_the_last_remain(local_root: Root, keep
         directory.finish_dump(dump, _metadata(dump, number), keep)
         _load(directory)
     assert [dump.state.number for dump in directory.dumps()] == [1, 2, 3, 4, 5][-1 - keep :]
+    dump = _begin(directory)
+    local_root.storages.at(dump.uri).create(child(dump.uri, "_dumpmetadata"), _metadata(dump, 6).encode())  # and killed
+    assert isinstance(directory.begin_dump(SCOPE, _never, keep), Skipped)
+    assert [dump.state.number for dump in directory.dumps()] == [1, 2, 3, 4, 5, 6][-1 - keep :]
 
 
 def test_metadata_then_is_written_as_hive_does() -> None:

@@ -166,12 +166,13 @@ class DumpDirectory:
 
     # --- dump
 
-    def begin_dump(self, scope: Scope, current_event: Callable[[], int]) -> Dump | Skipped:
+    def begin_dump(self, scope: Scope, current_event: Callable[[], int], keep: int = 0) -> Dump | Skipped:
         """Return the dump to continue or to begin, or why there is none.
 
         `current_event` returns the id of the last event of the source's log; a bootstrap covers all events up to it.
         An unfinished dump of the same scope is continued with its first event; one whose metadata exists is only
-        announced to the target. Raises NonRecoverable, and OwnershipLost if another process begins a dump as well.
+        announced to the target, and all earlier dumps but `keep` are removed. Raises NonRecoverable, and OwnershipLost
+        if another process begins a dump as well.
         """
         dumps = self.dumps()
         latest = dumps[-1] if dumps else None
@@ -180,7 +181,7 @@ class DumpDirectory:
             return Skipped(f"the target has not loaded dump {latest.state.number} yet")
         if latest and not latest.is_finished:
             if _METADATA in latest.names:
-                self._announce(latest)
+                self._announce(latest, keep)
                 return Skipped(f"dump {latest.state.number} was complete, and is now announced to the target")
             if latest.state.scope == scope:
                 return latest
@@ -367,7 +368,7 @@ class DumpDirectory:
         """Return whether a finished dump does not contain all events of its time."""
         return self._find(_in_manifest(dump, metadata, UNTIL_FILE)) is not None
 
-    def _announce(self, dump: Dump, keep: int = 0) -> None:
+    def _announce(self, dump: Dump, keep: int) -> None:
         self._show_external(dump)
         self._storage.create(child(dump.uri, _DUMPED), b"")
         entries = list(self._storage.entries(self.uri))
