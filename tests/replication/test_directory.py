@@ -108,10 +108,11 @@ def test_side_that_continues_when_a_dump_was_ended_early_then_is_the_other_until
 
 
 @pytest.mark.parametrize(
-    ("after", "is_limited", "planned"), [(None, False, 0), (60, False, 60), (-1, False, 0), (60, True, 0)]
+    ("due", "is_limited", "expected"),
+    [(None, False, None), (1795900060, False, 1795900060), (1795900060, True, None)],
 )
-def test_planned_seconds_when_a_dump_has_the_time_of_the_next_then_are_those_until_it_if_it_is_complete(
-    local_root: Root, after: int | None, is_limited: bool, planned: int
+def test_next_dump_when_a_dump_has_its_time_then_is_known_if_the_dump_is_complete(
+    local_root: Root, due: int | None, is_limited: bool, expected: int | None
 ) -> None:
     source, storage = _directory(local_root), local_root.storages.at(local_root.uri)
     dump = _begin(source, event=7)
@@ -120,8 +121,8 @@ def test_planned_seconds_when_a_dump_has_the_time_of_the_next_then_are_those_unt
     storage.create(child(manifest, "_external_tables_info"), b"")
     if is_limited:
         storage.create(child(manifest, "_complete_until"), b"1795900000")
-    source.finish_dump(dump, metadata, next_dump=None if after is None else dump.state.began + after)
-    assert source.planned_seconds(dump, metadata) == planned
+    source.finish_dump(dump, metadata, next_dump=due)
+    assert source.next_dump(dump, metadata) == expected
 
 
 def test_dump_when_killed_before_it_finished_then_it_is_continued_if_the_scope_is_the_same(root: Root) -> None:

@@ -249,16 +249,16 @@ class DumpDirectory:
         content = self._find(file)
         return dump.state.began if content is None else decode_time(content, file)
 
-    def planned_seconds(self, dump: Dump, metadata: DumpMetadata) -> int:
-        """Return the time between the beginning of a finished dump and the planned one of the next dump.
+    def next_dump(self, dump: Dump, metadata: DumpMetadata) -> int | None:
+        """Return the Unix time of the source at which the dump after a finished one is planned.
 
-        It is 0 if that is unknown, or if the next dump continues this one at once.
+        It is None if that is unknown, or if the next dump continues this one at once.
         """
         if self._is_limited(dump, metadata):
-            return 0
+            return None
         file = _in_manifest(dump, metadata, NEXT_FILE)
         content = self._find(file)
-        return 0 if content is None else max(0, decode_time(content, file) - dump.state.began)
+        return None if content is None else decode_time(content, file)
 
     def finish_load(self, dump: Dump) -> None:
         """Let the source begin the next dump."""

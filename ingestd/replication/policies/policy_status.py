@@ -53,12 +53,22 @@ class Lag:
     age of the oldest of them, or that of the last dump while it is not loaded. For a load, `events` is the number of
     dumped events that are not loaded, and `seconds` is the time since the source had the state that the target has now,
     or that of the last dump while it is not loaded. `overdue` are those seconds that the schedule of the dump does not
-    explain: the time between a dump that is loaded and the planned one of the next dump is left out.
+    explain: if the last dump is loaded, those before the planned time of the next dump are left out.
     """
 
     events: int
     seconds: float
     overdue: float
+
+    @classmethod
+    def at(cls, moment: float, events: int, since: float, due: float | None = None) -> Lag:
+        """Return the lag at `moment` of what began at `since`; until `due`, the schedule of the dump explains it.
+
+        All are Unix times.
+        """
+        seconds = moment - since
+        overdue = seconds if due is None else min(seconds, moment - due)
+        return cls(max(0, events), max(0.0, seconds), max(0.0, overdue))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,14 +218,14 @@ def _dump_lag(cluster: Cluster, directory: DumpDirectory, dumps: Sequence[Dump])
     oldest = log.read(metadata.to_event, 1)
     if last.is_loaded:
         if not oldest:
-            return _lag(0, 0.0)
-        events, planned = log.current_id() - metadata.to_event, directory.planned_seconds(last, metadata)
-        return _lag(events, now() - oldest[0].seconds, planned)
+            return Lag(0, 0.0, 0.0)
+        events, due = log.current_id() - metadata.to_event, directory.next_dump(last, metadata)
+        return Lag.at(now(), events, oldest[0].seconds, due)
     if last.state.phase is Phase.BOOTSTRAP:
         return None
     # The log may lack the events of the dump already. The oldest one is at least as old as the dump.
     events = log.current_id() - last.state.from_event
-    return _lag(events, now() - last.state.began if events else 0.0)
+    return Lag.at(now(), events, last.state.began) if events else Lag(0, 0.0, 0.0)
 
 
 def _load_lag(cluster: Cluster, directory: DumpDirectory, dumps: Sequence[Dump], target: str) -> Lag | None:
@@ -226,12 +236,7 @@ def _load_lag(cluster: Cluster, directory: DumpDirectory, dumps: Sequence[Dump],
         return None
     events = directory.metadata(finished[-1]).to_event - last
     if not loaded:  # a dump that is not loaded has replaced the last one that was
-        return _lag(events, now() - finished[-1].state.began)
+        return Lag.at(now(), events, finished[-1].state.began)
     metadata = directory.metadata(loaded[-1])
     since = directory.complete_until(loaded[-1], metadata)
-    return _lag(events, now() - since, directory.planned_seconds(loaded[-1], metadata))
-
-
-def _lag(events: int, seconds: float, planned: int = 0) -> Lag:
-    """Return the lag after a dump whose next one was planned so many seconds after its beginning."""
-    return Lag(max(0, events), max(0.0, seconds), max(0.0, seconds - planned))
+    return Lag.at(now(), events, since, directory.next_dump(loaded[-1], metadata))
