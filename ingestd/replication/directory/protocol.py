@@ -43,6 +43,7 @@ from ingestd.replication.directory.dump_files import (
     decode_time,
 )
 from ingestd.replication.directory.lost_tables import lost_tables
+from ingestd.replication.directory.noted_tables import names_in_full, read_reason
 from ingestd.replication.directory.refused_constraints import tables_without_constraints
 from ingestd.replication.directory.unreadable_tables import note_of_unreadable, unreadable_tables
 from ingestd.replication.statements.scope import Scope
@@ -69,7 +70,7 @@ class Side(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """A dump as it was found; `uri` is its directory, and `names` are the names of its files at that time."""
+    """A dump as it was found; `uri` is its directory, and `names` are those of its files then (`names_in_full`)."""
 
     uri: str
     state: DumpState
@@ -307,8 +308,8 @@ class DumpDirectory:
             return {}
         latest = dumps[-1]
         names = sorted({*latest.unreadable, *(() if latest.is_loaded else latest.state.unreadable)})
-        reasons = (self._find(note_of_unreadable(dump.uri, names[0])) for dump in reversed(dumps)) if names else ()
-        reason = next((content.decode(errors="replace") for content in reasons if content is not None), "")
+        notes = (note_of_unreadable(dump.uri, names[0]) for dump in reversed(dumps)) if names else ()
+        reason = next((found for note in notes if (found := read_reason(self._storage, note)) is not None), "")
         return {name: reason if name == names[0] else "" for name in names}
 
     def resume(self) -> list[str]:
@@ -324,25 +325,21 @@ class DumpDirectory:
 
     def dumps(self) -> list[Dump]:
         """Return all dumps by number, the oldest first; [] if the directory does not exist."""
-        dumps = [dump for name in self._names(self.uri) if (dump := self._read(child(self.uri, name)))]
+        try:
+            names = [entry.name for entry in self._storage.entries(self.uri)]
+        except NotFound:
+            return []
+        dumps = [dump for name in names if (dump := self._read(child(self.uri, name)))]
         return sorted(dumps, key=lambda dump: dump.state.number)
 
     def _read(self, uri: str) -> Dump | None:
         """Return the dump in a directory; None if it has no state: it is being created or removed."""
-        names = frozenset(self._names(uri))
-        if _STATE not in names:
-            return None
         file = child(uri, _STATE)
         try:
-            return Dump(uri, DumpState.decode(self._storage.read(file), file), names)
+            names = frozenset(names_in_full(self._storage, uri))
+            return Dump(uri, DumpState.decode(self._storage.read(file), file), names) if _STATE in names else None
         except NotFound:
             return None
-
-    def _names(self, directory: str) -> list[str]:
-        try:
-            return [entry.name for entry in self._storage.entries(directory)]
-        except NotFound:
-            return []
 
     # --- changes
 
