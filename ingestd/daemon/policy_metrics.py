@@ -87,6 +87,11 @@ _GAUGES: Sequence[tuple[str, str, Callable[[PolicyStatus], float | None]]] = (
         "Directories of external tables that the source lacked in the last successful load",
         lambda status: status.complete.counts.get("MISSING", (0, 0))[0] if status.complete else None,
     ),
+    (
+        "ingestd_policy_unreadable_tables",
+        "Tables that are not copied, because their files cannot be read",
+        lambda status: None if status.unreadable is None else len(status.unreadable),
+    ),
 )
 _COUNTERS = {
     "EVENTS": "Events that executions of this process have dumped or loaded",

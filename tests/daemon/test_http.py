@@ -96,6 +96,7 @@ def test_status_when_policies_run_then_contains_them(client: Client, fleet: Stat
     assert policy["schedule"] == "EVERY 30 MINUTES"
     assert policy["statement"] == "REPL DUMP db1 WITH ('hive.repl.rootdir'='hdfs://ns/repl')"
     assert (policy["last_execution"]["id"], policy["last_execution"]["status"]) == (8, "FAILED")
+    assert policy["unreadable_tables"] == ["ext", "logs"]
 
 
 def test_readyz_when_a_service_has_never_answered_then_503(client: Client, fleet: StaticFleet) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -91,11 +92,19 @@ def test_metrics_when_a_policy_has_run_then_are_its_values() -> None:
     executions = {s.labels["status"]: s.value for s in found["ingestd_policy_executions_total"].samples}
     assert executions == {"SUCCESS": 3, "FAILED": 1}
     expected = {"events_total": 5, "files_total": 6, "bytes_total": 7, "lag_events": 12, "lag_seconds": 34.5}
-    expected |= {"postponed_total": 9, "missing_directories": 0, "overdue_seconds": 4.5}
+    expected |= {"postponed_total": 9, "missing_directories": 0, "unreadable_tables": 2, "overdue_seconds": 4.5}
     assert {name: _values(found[f"ingestd_policy_{name}"]) for name in expected} == {
         name: [value] for name, value in expected.items()
     }
     _assert_grew(found["ingestd_policy_since_success_seconds"], 60, began)
+
+
+@pytest.mark.parametrize(("unreadable", "values"), [({}, [0]), (None, [])])
+def test_metrics_when_no_table_is_known_as_unreadable_then_the_gauge_is_0_or_absent_if_that_is_unknown(
+    unreadable: dict[str, str] | None, values: list[float]
+) -> None:
+    policies = PolicyMetrics([replace(status(), unreadable=unreadable)], Totals())
+    assert _values(_families(Metrics(), [], policies)["ingestd_policy_unreadable_tables"]) == values
 
 
 # In the documentation, but only with Kerberos in the metrics (tests/hive/test_kerberos.py).

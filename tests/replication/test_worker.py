@@ -100,6 +100,7 @@ def test_state_when_a_policy_runs_fails_and_resumes_then_is_shown(pair: Pair) ->
         assert pair.status(target).problem.endswith(f"whose copies keep their files: file:{place}")
         metrics = "".join(policy_lines(PolicyMetrics([pair.status(target)], Totals())))
         assert 'ingestd_policy_missing_directories{policy="load"} 1\n' in metrics
+        assert 'ingestd_policy_unreadable_tables{policy="load"} 0\n' in metrics
         place.mkdir()
         lag = pair.status(target).lag
         assert lag

@@ -27,4 +27,5 @@ def status(name: str = "repl1", state: State = State.FAILED) -> PolicyStatus:
         failed, error="metastore: no answer", error_class="MetastoreUnavailable", counts={"TABLES": (1, 2)}
     )
     policy = Policy(name, Every(30, Unit.MINUTE), DUMP, ANY_USER, True, int(now()) + 630)
-    return PolicyStatus(policy, state, (failed, success), Lag(12, 34.5, 4.5), "metastore: no answer → wait")
+    lag, problem = Lag(12, 34.5, 4.5), "metastore: no answer → wait"
+    return PolicyStatus(policy, state, (failed, success), lag, problem, unreadable={"ext": "denied", "logs": ""})

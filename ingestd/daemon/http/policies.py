@@ -13,6 +13,8 @@ from ingestd.replication.policies.store import ANY_USER
 
 Json = dict[str, Any]
 
+_MOST_NAMES = 16
+
 
 def policy_entry(status: PolicyStatus) -> Json:
     """Return the entry of a policy."""
@@ -29,6 +31,7 @@ def policy_entry(status: PolicyStatus) -> Json:
         "lag_events": lag and lag.events,
         "lag_seconds": lag and round(lag.seconds, 1),
         "problem": status.problem or None,
+        "unreadable_tables": None if status.unreadable is None else list(status.unreadable)[:_MOST_NAMES],
         "last_execution": last and run_entry(last),
     }
 

@@ -7,7 +7,7 @@ report the same. What cannot be read is reported as a problem of the policy, and
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from ingestd.clock import now
@@ -77,7 +77,7 @@ class PolicyStatus:
 
     `problem` is the last error, or what the last successful execution has left out; '' if there is neither.
     `continuing` is the side that continues a backlog (`DumpDirectory.continuing_side`). `unreadable` has the tables
-    that are not copied, because their files cannot be read (`DumpDirectory.unreadable`).
+    that are not copied, because their files cannot be read (`DumpDirectory.unreadable`); None if that is unknown.
     """
 
     policy: Policy
@@ -86,7 +86,7 @@ class PolicyStatus:
     lag: Lag | None = None
     problem: str = ""
     continuing: Side | None = None
-    unreadable: Mapping[str, str] = field(default_factory=dict)
+    unreadable: Mapping[str, str] | None = None
 
     @property
     def continues(self) -> bool:
@@ -108,7 +108,7 @@ class PolicyStatus:
     @property
     def left_out(self) -> str:
         """What the last cycle could not copy; '' if that is nothing."""
-        return "; ".join(filter(None, (describe_unreadable(self.unreadable), self._missing)))
+        return "; ".join(filter(None, (describe_unreadable(self.unreadable or {}), self._missing)))
 
     @property
     def _missing(self) -> str:
