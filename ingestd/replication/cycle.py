@@ -21,7 +21,7 @@ from ingestd.replication.copying.copy import Copier, CopyOptions
 from ingestd.replication.copying.report import LoadReport
 from ingestd.replication.directory.dump_files import DumpMetadata, Owner, Phase
 from ingestd.replication.directory.protocol import Dump, DumpDirectory, Side, Skipped
-from ingestd.replication.directory.unreadable_tables import UnreadableTables
+from ingestd.replication.directory.unreadable_tables import unreadable_tables
 from ingestd.replication.dump.bootstrap import BootstrapDumpOptions, DumpStep, dump_bootstrap
 from ingestd.replication.dump.incremental import IncrementalDumpOptions, dump_incremental
 from ingestd.replication.dump.source_marks import mark_source, require_source, unmark_source
@@ -192,7 +192,7 @@ def load(
 
 def _unreadable(cluster: Cluster, begun: Dump) -> tuple[str, ...]:
     """Return the tables whose files the dump, or its load, could not read."""
-    return UnreadableTables(cluster.storages.at(begun.uri), begun.uri).names
+    return unreadable_tables(entry.name for entry in cluster.storages.at(begun.uri).entries(begun.uri))
 
 
 def resume(cluster: Cluster, statement: ReplDump | ReplLoad, *, bootstrap: bool) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pytest
 
 from ingestd.errors import ConfigError, OwnershipLost, ReplicationError
 from ingestd.replication.directory.dump_files import DumpMetadata, DumpState, Owner, Phase
+from ingestd.replication.directory.manifest import ManifestWriter, UnreadableRecord
 from ingestd.replication.directory.protocol import Dump, DumpDirectory, NonRecoverable, Side, Skipped
 from ingestd.replication.statements.scope import Scope
 from ingestd.storage.contract import NotFound, Storage, child
@@ -43,6 +44,17 @@ def _metadata(dump: Dump, to_event: int) -> DumpMetadata:
 
 def _finish(directory: DumpDirectory, dump: Dump, to_event: int) -> None:
     directory.finish_dump(dump, _metadata(dump, to_event))
+
+
+def _manifest(storage: Storage, dump: Dump, name: str, external: bytes = b"", unreadable: Sequence[str] = ()) -> str:
+    """Write a manifest that leaves out the tables `unreadable`; return its URI."""
+    manifest = storage.location(dump.uri).make_directory(name)
+    writer = ManifestWriter(storage, manifest)
+    writer.write_file("_external_tables_info", external)
+    for table in unreadable:
+        writer.add(UnreadableRecord(table, f"{table} is denied"))
+    writer.finish()
+    return manifest
 
 
 def _load(directory: DumpDirectory) -> Dump:
@@ -80,8 +92,7 @@ def test_side_that_continues_when_a_dump_was_ended_early_then_is_the_other_until
     source, storage = _directory(root), root.storages.at(root.uri)
 
     def finish(dump: Dump, *, is_limited: bool) -> None:
-        manifest = storage.location(dump.uri).make_directory("manifest")
-        storage.create(child(manifest, "_external_tables_info"), b"")
+        manifest = _manifest(storage, dump, "manifest")
         if is_limited:
             storage.create(child(manifest, "_complete_until"), b"1795900000")
         source.finish_dump(dump, replace(_metadata(dump, 9), payload="manifest"))
@@ -117,8 +128,7 @@ def test_next_dump_when_a_dump_has_its_time_then_is_known_if_the_dump_is_complet
     source, storage = _directory(local_root), local_root.storages.at(local_root.uri)
     dump = _begin(source, event=7)
     metadata = replace(_metadata(dump, 9), payload="manifest")
-    manifest = storage.location(dump.uri).make_directory("manifest")
-    storage.create(child(manifest, "_external_tables_info"), b"")
+    manifest = _manifest(storage, dump, "manifest")
     if is_limited:
         storage.create(child(manifest, "_complete_until"), b"1795900000")
     source.finish_dump(dump, metadata, next_dump=due)
@@ -154,8 +164,7 @@ def test_dump_when_announced_then_external_tables_info_of_its_valid_manifest_is_
     source, storage = _directory(root), root.storages.at(root.uri)
 
     def metadata(dump: Dump, manifest: str) -> DumpMetadata:
-        place = storage.location(dump.uri).make_directory(manifest)
-        storage.create(child(place, "_external_tables_info"), manifest.encode())
+        _manifest(storage, dump, manifest, manifest.encode())
         return replace(_metadata(dump, 7), payload=manifest)
 
     dump = _begin(source, event=7)
@@ -169,14 +178,33 @@ def test_dump_when_announced_then_external_tables_info_of_its_valid_manifest_is_
     assert storage.read(child(dump.uri, "_external_tables_info")) == b"third"
 
 
+def test_dump_when_attempts_leave_out_different_tables_then_only_those_of_its_valid_manifest_are_noted(
+    root: Root,
+) -> None:
+    source, storage = _directory(root), root.storages.at(root.uri)
+    dump = _begin(source, event=7)
+    _manifest(storage, dump, "first", unreadable=["a", "b"])  # and killed
+    metadata = replace(_metadata(dump, 7), payload=_manifest(storage, dump, "second", unreadable=["a/b"])[-6:])
+    storage.create(child(dump.uri, "_dumpmetadata"), metadata.encode())  # and killed
+    assert isinstance(source.begin_dump(SCOPE, _never), Skipped)
+    _manifest(storage, dump, "third", unreadable=["c"])
+    source.finish_dump(dump, replace(metadata, payload="third"))
+    loaded = source.begin_load()
+    assert isinstance(loaded, Dump)
+    assert (loaded.unreadable, loaded.lost) == (("a/b",), ("a/b",))
+    assert source.unreadable(source.dumps()) == {"a/b": "a/b is denied"}
+    source.finish_load(loaded)
+    state = _begin(source).state
+    assert (state.unreadable, state.tables) == (("a/b",), ("a/b",))
+
+
 def test_dump_when_the_last_one_has_the_fingerprint_of_its_last_event_then_it_is_in_the_state(root: Root) -> None:
     source, storage = _directory(root), root.storages.at(root.uri)
     _finish(source, _begin(source, event=7), 7)  # as an earlier release did, without the file
     _load(source)
     dump = _begin(source)
     assert dump.state.fingerprint == ""
-    manifest = storage.location(dump.uri).make_directory("manifest")
-    storage.create(child(manifest, "_external_tables_info"), b"")
+    manifest = _manifest(storage, dump, "manifest")
     storage.write(child(manifest, "_last_event"), b"COMMIT_TXN 2026-11-28")
     source.finish_dump(dump, replace(_metadata(dump, 9), payload="manifest"))
     _load(source)

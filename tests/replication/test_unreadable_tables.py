@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from ingestd.errors import IngestdError
-from ingestd.hive.objects import alter_partitions, find_partitions, find_table
+from ingestd.errors import IngestdError, OwnershipLost
+from ingestd.hive.objects import alter_partitions, alter_table, find_partitions, find_table
 from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import commit
 from ingestd.replication.cluster import Cluster
-from ingestd.replication.cycle import Result
+from ingestd.replication.cycle import Result, Step
 from ingestd.replication.policies.policy_status import State
 from ingestd.replication.statements.grammar import ReplDump
 from ingestd.replication.statements.scope import Scope
@@ -23,6 +23,7 @@ from ingestd.storage.local import LocalStorage
 from ingestd.storage.local_files import LocalStream
 from ingestd.storage.storages import Storages
 from tests.support.replica import Replica, Side
+from tests.support.replica_changes import renamed
 from tests.support.replica_policies import Pair, new_pair
 from tests.support.replica_rows import Rows, begin_locked, insert, read_rows, table_of
 from tests.support.replica_tables import EXTERNAL, make_table, move_table
@@ -116,6 +117,16 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [message for message in caplog.messages if "is not copied" in message]
 
 
+def _lose() -> None:
+    raise OwnershipLost("the execution has ended")
+
+
+def _rename(places: _Places, table: str, name: str) -> None:
+    found = table_of(places.replica.source.metastore, places.name(table))
+    renamed(name)(found)
+    alter_table(places.replica.source.metastore, places.name(table), found)
+
+
 def _external(places: _Places, name: str, content: bytes) -> tuple[Path, Path]:
     """Create an external table with a file; return the file, and where its copy is."""
     source, target = places.replica.source, places.replica.target
@@ -179,6 +190,26 @@ def test_transactional_table_when_denied_later_then_keeps_its_state_until_it_is_
     insert(source, places.name("t"), [(4, "b")])
     places.cycle()
     assert places.copy("t") == [(1, "a"), (2, "b"), (3, "b"), (4, "b")]
+
+
+def test_transactional_table_when_an_attempt_of_a_dump_is_denied_and_the_next_one_has_its_rename_then_it_follows(
+    places: _Places,
+) -> None:
+    source = places.replica.source
+    places.create()
+    insert(source, places.name("t"), [(1, "a")])
+    places.cycle()
+    places.cycle()
+    insert(source, places.name("t"), [(2, "a")])
+    places.here.deny(places.location("t"))
+    with pytest.raises(OwnershipLost):
+        places.dump(Step(confirm=_lose))
+    places.here.denied.clear()
+    _rename(places, "t", "u")
+    assert (places.cycle().unreadable, places.problems()) == ((), ["", ""])
+    insert(source, places.name("u"), [(3, "a")])
+    places.cycle()
+    assert (places.copy("t"), places.copy("u")) == (None, [(1, "a"), (2, "a"), (3, "a")])
 
 
 @pytest.mark.parametrize("is_first", [True, False])

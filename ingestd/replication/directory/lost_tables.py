@@ -1,4 +1,4 @@
-"""The tables that a load could not continue: each is noted as `_lost.TABLE` in the dump (`noted_tables.py`).
+"""The tables that a cycle could not continue: each is noted as `_lost.TABLE` in the dump (`noted_tables.py`).
 
 Invariant: a table that is lost stays lost until the next dump, which contains all of it. Until then the target has the
 table as it was, so a load that is repeated must leave it alone as well.
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from ingestd.errors import IngestdError
 from ingestd.hive.answers import MetastoreRefusal, UnknownCall
-from ingestd.replication.directory.noted_tables import NotedTables, noted_tables
+from ingestd.replication.directory.noted_tables import NotedTables, note_of, noted_tables
 from ingestd.replication.directory.unreadable_tables import UnreadableTables
 from ingestd.storage.contract import Storage
 
@@ -23,6 +23,11 @@ _PREFIX = "_lost."
 def lost_tables(names: Iterable[str]) -> tuple[str, ...]:
     """Return the tables, sorted, of a dump that has files with these names."""
     return noted_tables(names, _PREFIX)
+
+
+def note_of_lost(directory: str, table: str) -> str:
+    """Return the URI of the note about a table in the dump in `directory`; it contains the reason."""
+    return note_of(directory, _PREFIX, table)
 
 
 class LostTables:

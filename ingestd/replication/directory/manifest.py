@@ -120,6 +120,15 @@ class WithoutDirectoryRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class UnreadableRecord:
+    """A table that the dump leaves out, because its files cannot be read where they are; `reason` is the error."""
+
+    kind: ClassVar[str] = "unreadable"
+    table: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ExternalRecord:
     """The number of lines of `_external_tables_info` (`external.py`), which is no file of records."""
 

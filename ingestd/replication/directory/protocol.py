@@ -13,7 +13,7 @@ is not a dump.
     _finished_dump       the load may begin
     _loader              the load that may place files (`copying/fence.py`)
     _finished_load       the next dump may begin, after the last event of this one
-    _lost.TABLE          the target could not load this table, so the next dump contains all of it (`lost_tables.py`)
+    _lost.TABLE          this table was not copied, so the next dump contains all of it (`lost_tables.py`)
     _unreadable.TABLE    the files of this table cannot be read, so it is not copied (`unreadable_tables.py`)
     _refused.TABLE       the target refuses constraints of this table (`refused_constraints.py`)
     _non_recoverable     neither may continue until an administrator has fixed the cause
@@ -42,7 +42,8 @@ from ingestd.replication.directory.dump_files import (
     Phase,
     decode_time,
 )
-from ingestd.replication.directory.lost_tables import lost_tables
+from ingestd.replication.directory.lost_tables import lost_tables, note_of_lost
+from ingestd.replication.directory.manifest import Manifest, UnreadableRecord
 from ingestd.replication.directory.noted_tables import names_in_full, read_reason
 from ingestd.replication.directory.refused_constraints import tables_without_constraints
 from ingestd.replication.directory.unreadable_tables import note_of_unreadable, unreadable_tables
@@ -366,7 +367,7 @@ class DumpDirectory:
         return self._find(_in_manifest(dump, metadata, UNTIL_FILE)) is not None
 
     def _announce(self, dump: Dump, keep: int) -> None:
-        self._show_external(dump)
+        self._show_manifest(dump)
         self._storage.create(child(dump.uri, _DUMPED), b"")
         entries = list(self._storage.entries(self.uri))
         dumps = self.dumps()
@@ -378,12 +379,20 @@ class DumpDirectory:
             if entry.is_directory and child(self.uri, entry.name) not in kept:
                 self._storage.discard(child(self.uri, entry.name))
 
-    def _show_external(self, dump: Dump) -> None:
-        """Copy `_external_tables_info` from the valid manifest into the root of the dump, where Hive has it."""
-        manifest = self.metadata(dump).payload
-        if manifest is not None:
-            content = self._storage.read(child(child(dump.uri, manifest), EXTERNAL_FILE))
-            self._storage.create(child(dump.uri, EXTERNAL_FILE), content)
+    def _show_manifest(self, dump: Dump) -> None:
+        """Copy what others find in the root of a dump from its valid manifest.
+
+        This is `_external_tables_info`, which Hive has there, and the notes about tables that the dump leaves out.
+        """
+        payload = self.metadata(dump).payload
+        if payload is None:
+            return
+        directory = child(dump.uri, payload)
+        self._storage.create(child(dump.uri, EXTERNAL_FILE), self._storage.read(child(directory, EXTERNAL_FILE)))
+        for record in Manifest(self._storage, directory).read(UnreadableRecord):
+            for note in (note_of_unreadable(dump.uri, record.table), note_of_lost(dump.uri, record.table)):
+                with suppress(AlreadyExists):
+                    self._storage.create(note, record.reason.encode())
 
     def _make(self, *names: str) -> None:
         try:

@@ -1,7 +1,8 @@
 """The tables that are not copied, because their files cannot be read where they are (`storages.is_of_location`).
 
-Each is noted as `_unreadable.TABLE` in the dump (`noted_tables.py`), by the dump that cannot list its files, or by the
-load that cannot copy them. The next cycle tries again.
+Each is noted as `_unreadable.TABLE` in the dump (`noted_tables.py`). A load that cannot copy the files notes the table.
+A dump that cannot list them has a record in its manifest, and the note is made when the dump is announced, because
+another attempt of the dump may be able to list them. The next cycle tries again.
 
 Invariant: a table is noted in each dump until its files can be read. A warning is logged when that begins. If several
 tables are new, in storages that are supported, and no other one is read, it is an error of the storages, and not noted.
@@ -31,27 +32,34 @@ def note_of_unreadable(directory: str, table: str) -> str:
 
 
 class UnreadableTables:
-    """The unreadable tables of the dump in `directory`. Not thread-safe.
+    """The unreadable tables that a dump or a load finds. Not thread-safe.
 
-    `known` contains the tables of the dump before, of which the log tells already. `renamed` returns a table and those
-    from and to whose names it is renamed by the dump, because a note is for the name after it.
+    `note` is called with each table and the reason. `known` contains the tables of which the log tells already.
+    `renamed` returns a table and those from and to whose names it is renamed by the dump, because a note is for the
+    name after it.
     """
 
     def __init__(
         self,
-        storage: Storage,
-        directory: str,
-        known: Collection[str] = (),
+        note: Callable[[str, str], None],
+        known: Collection[str],
         renamed: Callable[[str], Iterable[str]] = lambda table: [table],
     ) -> None:
-        self._noted = NotedTables(storage, directory, _PREFIX)
-        self._known = {*known, *self._noted.names}
+        self._note = note
+        self._known = set(known)
         self._renamed = renamed
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the tables, sorted."""
-        return self._noted.names
+    @classmethod
+    def of_load(
+        cls,
+        storage: Storage,
+        directory: str,
+        known: Collection[str],
+        renamed: Callable[[str], Iterable[str]] = lambda table: [table],
+    ) -> UnreadableTables:
+        """Return those of a load of the dump in `directory`; `known` contains the tables of the dump before."""
+        noted = NotedTables(storage, directory, _PREFIX)
+        return cls(noted.add, {*known, *noted.names}, renamed)
 
     def add(self, refused: Mapping[str, IngestdError], *, others_are_read: bool) -> None:
         """Note the tables `refused` with their errors; `others_are_read` says that files of other tables can be read.
@@ -67,4 +75,4 @@ class UnreadableTables:
                 _log.warning("the table %s is not copied, and each cycle tries again: %s", table, error)
             self._known |= names
             for name in sorted(names):
-                self._noted.add(name, str(error))
+                self._note(name, str(error))

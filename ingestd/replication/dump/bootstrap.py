@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -51,7 +51,6 @@ from ingestd.hive.write_ids import as_text
 from ingestd.replication.cluster import Cluster
 from ingestd.replication.directory.dump_files import FINGERPRINT_FILE, DumpMetadata, Phase
 from ingestd.replication.directory.event_records import BootstrapRecord
-from ingestd.replication.directory.lost_tables import LostTables
 from ingestd.replication.directory.manifest import (
     AbortedRecord,
     DatabaseRecord,
@@ -60,6 +59,7 @@ from ingestd.replication.directory.manifest import (
     ManifestWriter,
     PartitionRecord,
     TableRecord,
+    UnreadableRecord,
     WithoutDirectoryRecord,
 )
 from ingestd.replication.directory.protocol import Dump
@@ -125,7 +125,7 @@ def dump_bootstrap(source: Cluster, dump: Dump, options: BootstrapDumpOptions, s
         external, reading = list[ExternalDirectory](), Reading()
         listing = TableListing(source, snapshot, moves, moves.position, writer, external, reading, options.observe)
         listing.run(tables, scope.database)
-        reading.store(source, dump)
+        reading.store(writer, dump.state.unreadable)
         store_directories(writer, external)
         writer.add(BootstrapRecord(tuple(names), log.current_id()))
         writer.write_file(FINGERPRINT_FILE, fingerprint.encode())
@@ -154,13 +154,13 @@ class Reading:
     refused: dict[str, IngestdError] = field(default_factory=dict)
     is_successful: bool = False
 
-    def store(self, source: Cluster, dump: Dump) -> None:
-        """Note the tables that could not be read; see `UnreadableTables.add`."""
-        if not self.refused:
-            return
-        storage = source.storages.at(dump.uri)
-        unreadable = UnreadableTables(storage, dump.uri, dump.state.unreadable)
-        LostTables(storage, dump.uri, unreadable).add_unreadable(self.refused, others_are_read=self.is_successful)
+    def store(self, writer: ManifestWriter, known: Collection[str]) -> None:
+        """Note the tables that could not be read; see `UnreadableTables`."""
+
+        def note(table: str, reason: str) -> None:
+            writer.add(UnreadableRecord(table, reason))
+
+        UnreadableTables(note, known).add(self.refused, others_are_read=self.is_successful)
 
 
 class _RefusedError(Exception):

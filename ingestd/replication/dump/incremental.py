@@ -109,7 +109,7 @@ def dump_incremental(
         writer.add(TransactionsRecord(transactions.text))
     else:
         writer.write_file(UNTIL_FILE, str(changes.read_until).encode())
-    reading.store(source, dump)
+    reading.store(writer, state.unreadable)
     writer.write_file(FINGERPRINT_FILE, changes.fingerprint.encode())
     writer.finish()
     options.observe(DumpStep.MANIFEST)
