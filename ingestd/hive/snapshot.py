@@ -150,17 +150,24 @@ def wait_for_writers(
     start = read_transactions(metastore)
     first = read_write_ids(metastore, tables, start)
     while True:
-        valid = read_transactions(metastore)
-        settled = {table: _settled(ids) for table, ids in read_write_ids(metastore, tables, valid).items()}
+        snapshot = take_snapshot(metastore, tables)
+        valid, settled = snapshot.transactions, snapshot.write_ids
         waiting = [table for table, ids in settled.items() if ids.high_watermark < first[table].high_watermark]
         if not waiting:
-            return TablesSnapshot(valid, settled)
+            return snapshot
         earlier = start.open & valid.open
         if deadline.passed and rule.aborts and not stop.is_set():
             transactions.abort_all(metastore, list(_writers(metastore, waiting, valid, earlier)))
         elif deadline.passed or pause(min(rule.poll_seconds, deadline.left), stop):
             writers = list(_writers(metastore, waiting, valid, earlier))
             raise _still_active(writers, waiting, is_stopped=stop.is_set())
+
+
+def take_snapshot(metastore: Metastore, tables: Sequence[TableName]) -> TablesSnapshot:
+    """Return the snapshot of this moment. Each list ends below the first open id. Raises MetastoreUnavailable."""
+    valid = read_transactions(metastore)
+    settled = {table: _settled(ids) for table, ids in read_write_ids(metastore, tables, valid).items()}
+    return TablesSnapshot(valid, settled)
 
 
 def read_write_ids(

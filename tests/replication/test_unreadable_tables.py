@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,8 +19,8 @@ from ingestd.replication.statements.grammar import ReplDump
 from ingestd.replication.statements.scope import Scope
 from ingestd.replication.verify.content import Verdict
 from ingestd.replication.verify.tables import verify
-from ingestd.storage.contract import CredentialsRefused, Entry, PermissionDenied, Storage, split
-from ingestd.storage.local import LocalStorage
+from ingestd.storage.contract import CredentialsRefused, Entry, PermissionDenied, Storage, child, split
+from ingestd.storage.local import LocalStorage, local_path
 from ingestd.storage.local_files import LocalStream
 from ingestd.storage.storages import Storages
 from tests.support.replica import Replica, Side
@@ -283,10 +284,47 @@ def test_transactional_table_when_a_partition_is_in_a_storage_that_is_not_suppor
     insert(source, name, [(1, "a"), (2, "b")])
     (partition,) = find_partitions(source.metastore, name, ["day=a"])
     alter_partitions(source.metastore, name, [partition.copied(name, _ABFS, partition.parameters)])
-    for number in (1, 2):
-        insert(source, places.name("other"), [(number, "a")])
-        assert places.cycle().unreadable == ("parts",)
+    insert(source, places.name("other"), [(1, "a")])
+    assert places.cycle().unreadable == ("parts",)
+    insert(source, places.name("other"), [(2, "a")])
+    writer, _ = begin_locked(source, name, "day=b")  # for which no dump waits
+    assert places.cycle().unreadable == ("parts",)
+    commit(source.metastore, writer)
     assert (places.copy("parts"), places.copy("other")) == (None, [(1, "a"), (2, "a")])
+
+
+def test_transactional_table_when_a_directory_of_a_write_is_denied_then_no_dump_waits_for_its_writers(
+    places: _Places,
+) -> None:
+    source, name = places.replica.source, places.name("t")
+    insert(source, name, [(1, "a")])
+    listed = places.here.at(places.location("t")).entries(places.location("t"))
+    (delta,) = (entry.name for entry in listed if entry.name.startswith("delta_"))
+    places.here.deny(child(places.location("t"), delta))
+    assert places.cycle().unreadable == ("t",)
+    writer, _ = begin_locked(source, name)
+    assert places.cycle().unreadable == ("t",)
+    commit(source.metastore, writer)
+    places.here.denied.clear()
+    assert places.cycle().unreadable == ()
+    assert places.copy("t") == [(1, "a")]
+
+
+def test_transactional_table_when_only_its_own_directory_is_denied_and_all_partitions_are_apart_then_it_is_copied(
+    places: _Places, tmp_path: Path
+) -> None:
+    source, name = places.replica.source, places.name("parts")
+    make_table(source.metastore, name, partitioned=True)
+    insert(source, name, [(1, "a")])
+    (partition,) = find_partitions(source.metastore, name, ["day=a"])
+    apart = shutil.move(local_path(partition.location), tmp_path / "apart")
+    alter_partitions(source.metastore, name, [partition.copied(name, f"file:{apart}", partition.parameters)])
+    for location in (places.location("parts"), f"file:{apart}"):
+        places.here.deny(location)
+    assert places.cycle().unreadable == ("parts",)
+    del places.here.denied[f"file:{apart}"]
+    assert places.cycle().unreadable == ()
+    assert places.copy("parts") == [(1, "a")]
 
 
 def test_tables_when_all_are_denied_or_the_credentials_are_then_it_is_an_error(places: _Places) -> None:

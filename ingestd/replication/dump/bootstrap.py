@@ -82,7 +82,7 @@ _ATTEMPTS = 3
 # A partition may still have its old location so long after its directory was renamed.
 _RENAME_SECONDS, _POLL_SECONDS = 5.0, 0.2
 # Kinds whose files a bootstrap copies; those of external tables are copied by difference in every cycle.
-WITH_FILES = (TableKind.FULL_ACID, TableKind.INSERT_ONLY, TableKind.MANAGED)
+_WITH_FILES = (TableKind.FULL_ACID, TableKind.INSERT_ONLY, TableKind.MANAGED)
 
 
 class DumpStep(Enum):
@@ -295,7 +295,7 @@ class TableListing:
         if table.partition_columns:
             for some in by_call(all_partition_names(self.source.metastore, name)):
                 self._add_partitions(listed, list(find_partitions(self.source.metastore, name, some)))
-        elif table.kind in WITH_FILES:
+        elif table.kind in _WITH_FILES:
             self._add_files(listed, {WHOLE_TABLE: table.location})
 
     def _add_partitions(self, listed: _Listed, partitions: Sequence[PartitionObject]) -> None:
@@ -306,7 +306,7 @@ class TableListing:
         if table.kind is TableKind.EXTERNAL:
             locations = {name: partition.location for name, partition in zip(names, partitions, strict=True)}
             self.external.extend(directories(table.name.table, table.location, locations)[1:])
-        if table.kind in WITH_FILES:
+        if table.kind in _WITH_FILES:
             self._add_files(listed, dict(zip(names, (partition.location for partition in partitions), strict=True)))
 
     def _add_files(self, listed: _Listed, locations: Mapping[str, str]) -> None:

@@ -25,7 +25,6 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ingestd.errors import IngestdError
 from ingestd.hive.events import EventLog
 from ingestd.hive.objects import (
     TableKind,
@@ -35,7 +34,7 @@ from ingestd.hive.objects import (
     find_table,
     table_names,
 )
-from ingestd.hive.snapshot import ReadTransaction, WriterRule, wait_for_writers
+from ingestd.hive.snapshot import ReadTransaction, WriterRule, take_snapshot, wait_for_writers
 from ingestd.hive.tables import TableName, external_tables, materialized_views
 from ingestd.hive.write_ids import read_transactions
 from ingestd.replication.cluster import Cluster
@@ -43,7 +42,7 @@ from ingestd.replication.directory.dump_files import FINGERPRINT_FILE, UNTIL_FIL
 from ingestd.replication.directory.event_records import BootstrapRecord, TransactionsRecord, WriteRecord
 from ingestd.replication.directory.manifest import ManifestWriter
 from ingestd.replication.directory.protocol import Dump
-from ingestd.replication.dump.bootstrap import WITH_FILES, DumpStep, Reading, TableListing
+from ingestd.replication.dump.bootstrap import DumpStep, Reading, TableListing
 from ingestd.replication.dump.changes import Changes, Wanted
 from ingestd.replication.dump.constraints import refused_constraints
 from ingestd.replication.dump.moves import Moves, events_with_moves
@@ -53,7 +52,6 @@ from ingestd.replication.dump.written_files import WrittenFiles
 from ingestd.replication.external import ExternalDirectory, directories, store_directories
 from ingestd.replication.marks import TARGET_FOR
 from ingestd.replication.statements.scope import Scope
-from ingestd.storage.storages import is_of_location
 
 _log = logging.getLogger(__name__)
 EVENTS_PER_CYCLE = 10_000
@@ -224,24 +222,24 @@ class _WholeTables:
         return _current_names(self.moves, self.changes.position, existing)
 
     def _refused_again(self, current: Mapping[str, str]) -> set[str]:
-        """Return the tables that still cannot be read. The dump does not wait for their writers.
+        """Return the tables that still cannot be read, so that the dump does not wait for their writers.
 
-        `current` has the present names of the tables to bootstrap.
+        `current` has the present names of the tables to bootstrap. The known ones are listed in a snapshot of this
+        moment, whose records are forgotten.
         """
-        refused = set()
-        for recorded in current.keys() & self.known:
-            name = TableName(self.changes.scope.database, current[recorded])
-            table = find_table(self.source.metastore, name)
-            if table is None or table.kind not in WITH_FILES:
-                continue
-            try:
-                self.source.storages.files(table.location)
-            except IngestdError as error:
-                if not is_of_location(error):
-                    raise
-                self.reading.refused[recorded] = error
-                refused.add(recorded)
-        return refused
+        names = {TableName(self.changes.scope.database, current[table]): table for table in current.keys() & self.known}
+        if not names:
+            return set()
+        metastore, start, tried = self.source.metastore, self.writer.position(), Reading()
+        with ReadTransaction(metastore, f"ingestd repl dump {self.changes.scope.database}") as held:
+            held.keep_files(names)
+            snapshot, event = take_snapshot(metastore, list(names)), self.moves.position
+            where = self.source, snapshot, self.moves, event, self.writer, list[ExternalDirectory](), tried
+            recorded = {name.table: table for name, table in names.items()}
+            TableListing(*where, lambda _: None, recorded).add_tables(list(names))
+        self.writer.rewind(start)
+        self.reading.refused |= tried.refused
+        return set(tried.refused)
 
 
 def _current_names(moves: Moves, event: int, existing: Sequence[str]) -> dict[str, str]:
