@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ingestd.errors import IngestdError, OwnershipLost
-from ingestd.hive.objects import alter_partitions, alter_table, find_partitions, find_table
+from ingestd.errors import IngestdError, OwnershipLost, ReplicationError
+from ingestd.hive.objects import alter_partitions, alter_table, drop_table, find_partitions, find_table
 from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import commit
 from ingestd.replication.cluster import Cluster
-from ingestd.replication.cycle import Result, Step
+from ingestd.replication.cycle import Progress, Result, Step
 from ingestd.replication.policies.policy_status import State
 from ingestd.replication.statements.grammar import ReplDump
 from ingestd.replication.statements.scope import Scope
@@ -211,6 +211,26 @@ def test_transactional_table_when_an_attempt_of_a_dump_is_denied_and_the_next_on
     insert(source, places.name("u"), [(3, "a")])
     places.cycle()
     assert (places.copy("t"), places.copy("u")) == (None, [(1, "a"), (2, "a"), (3, "a")])
+
+
+def test_copy_of_another_table_when_it_is_missing_while_a_table_is_denied_then_the_load_stops(places: _Places) -> None:
+    source, target = places.replica.source, places.replica.target
+    for _ in range(2):
+        insert(source, places.name("t"), [(1, "a")])
+        places.cycle()
+    places.here.deny(places.location("t"))
+    insert(source, places.name("t"), [(2, "a")])
+
+    def write_meanwhile(progress: Progress) -> None:
+        if "EVENTS" in progress.counts:
+            insert(source, places.name("other"), [(1, "a")])
+
+    places.dump(Step(on_progress=write_meanwhile))
+    assert places.load().unreadable == ("t",)
+    drop_table(target.metastore, TableName(places.target, "other"), delete_data=True)
+    places.dump()
+    with pytest.raises(ReplicationError, match="missing on the target"):
+        places.load()
 
 
 @pytest.mark.parametrize("is_first", [True, False])

@@ -458,7 +458,8 @@ class _Load:
             for name in record.tables:
                 if name not in placed and name not in self._lost:
                     tables.drop(self._name(name))
-            self._settled = record.settled
+            if any(name not in self._lost for name in record.tables):  # others have their state of before
+                self._settled = max(self._settled, record.settled)
             self._bootstrapped = tuple(sorted(name for name in placed if name not in self._lost))
 
     def create_constraints(self) -> None:
