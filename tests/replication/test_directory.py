@@ -198,6 +198,23 @@ def test_dump_when_attempts_leave_out_different_tables_then_only_those_of_its_va
     assert (state.unreadable, state.tables) == (("a/b",), ("a/b",))
 
 
+def test_bootstrap_when_the_last_dump_has_unreadable_tables_then_they_are_known_until_it_is_loaded(
+    local_root: Root,
+) -> None:
+    source, storage = _directory(local_root), local_root.storages.at(local_root.uri)
+    dump = _begin(source, event=7)
+    _manifest(storage, dump, "manifest", unreadable=["b", "a"])
+    source.finish_dump(dump, replace(_metadata(dump, 7), payload="manifest"))
+    for number in (2, 3):
+        bootstrap = source.begin_bootstrap(SCOPE, lambda: 9)
+        assert (bootstrap.state.number, bootstrap.state.unreadable) == (number, ("a", "b"))
+        assert source.unreadable(source.dumps()) == {"a": "a is denied", "b": ""}
+    _finish(source, bootstrap, 9)
+    _load(source)
+    assert source.unreadable(source.dumps()) == {}
+    assert _begin(source).state.unreadable == ()
+
+
 def test_dump_when_the_last_one_has_the_fingerprint_of_its_last_event_then_it_is_in_the_state(root: Root) -> None:
     source, storage = _directory(root), root.storages.at(root.uri)
     _finish(source, _begin(source, event=7), 7)  # as an earlier release did, without the file

@@ -305,10 +305,7 @@ class DumpDirectory:
 
         `dumps` are those of the directory. Until the latest one is loaded, those of the one before count as well.
         """
-        if not dumps:
-            return {}
-        latest = dumps[-1]
-        names = sorted({*latest.unreadable, *(() if latest.is_loaded else latest.state.unreadable)})
+        names = sorted(_unreadable(dumps))
         notes = (note_of_unreadable(dump.uri, names[0]) for dump in reversed(dumps)) if names else ()
         reason = next((found for note in notes if (found := read_reason(self._storage, note)) is not None), "")
         return {name: reason if name == names[0] else "" for name in names}
@@ -345,7 +342,8 @@ class DumpDirectory:
     # --- changes
 
     def _begin_bootstrap(self, dumps: Sequence[Dump], scope: Scope, from_event: int) -> Dump:
-        return self._begin(DumpState(_number_after(dumps), Phase.BOOTSTRAP, scope, from_event))
+        unreadable = tuple(sorted(_unreadable(dumps)))
+        return self._begin(DumpState(_number_after(dumps), Phase.BOOTSTRAP, scope, from_event, unreadable=unreadable))
 
     def _begin(self, state: DumpState) -> Dump:
         name = str(uuid.uuid4())
@@ -427,6 +425,14 @@ class DumpDirectory:
 def _in_manifest(dump: Dump, metadata: DumpMetadata, name: str) -> str:
     """Return the URI of a file in the manifest of a finished dump."""
     return child(child(dump.uri, metadata.payload or ""), name)
+
+
+def _unreadable(dumps: Sequence[Dump]) -> set[str]:
+    """Return the tables of `DumpDirectory.unreadable`."""
+    if not dumps:
+        return set()
+    latest = dumps[-1]
+    return {*latest.unreadable, *(() if latest.is_loaded else latest.state.unreadable)}
 
 
 def _number_after(dumps: Sequence[Dump]) -> int:
