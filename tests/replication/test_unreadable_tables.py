@@ -213,6 +213,28 @@ def test_transactional_table_when_an_attempt_of_a_dump_is_denied_and_the_next_on
     assert (places.copy("t"), places.copy("u")) == (None, [(1, "a"), (2, "a"), (3, "a")])
 
 
+def test_transactional_table_when_it_is_renamed_while_it_is_denied_then_no_dump_waits_for_its_writers(
+    places: _Places, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = places.replica.source
+    places.create()
+    insert(source, places.name("t"), [(1, "a")])
+    places.cycle()
+    places.cycle()
+    places.here.deny(places.location("t"))
+    insert(source, places.name("t"), [(2, "a")])
+    assert places.cycle().unreadable == ("t",)
+    _rename(places, "t", "u")
+    places.here.deny(places.location("u"))
+    writer, _ = begin_locked(source, places.name("u"))
+    assert places.cycle().unreadable == ("u",)
+    assert (places.copy("t"), places.copy("u"), len(_warnings(caplog))) == (None, None, 1)
+    commit(source.metastore, writer)
+    places.here.denied.clear()
+    assert places.cycle().unreadable == ()
+    assert places.copy("u") == [(1, "a"), (2, "a")]
+
+
 def test_copy_of_another_table_when_it_is_missing_while_a_table_is_denied_then_the_load_stops(places: _Places) -> None:
     source, target = places.replica.source, places.replica.target
     for _ in range(2):

@@ -132,6 +132,14 @@ class Changes:
                 if not all(map(self._is_followed, pair)):
                     self._bootstrapped |= set(pair)
 
+    def renamed(self, tables: Iterable[str]) -> set[str]:
+        """Return the tables, and those to whose names they are renamed."""
+        names = set(tables)
+        for _, old, new in self._renames:
+            if old in names:
+                names.add(new)
+        return names
+
     def bootstrapped(self, tables: Iterable[str]) -> set[str]:
         """Return the tables to copy, whether they exist or not; `tables` are those of the source."""
         self.bootstrap(())

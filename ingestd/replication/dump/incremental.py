@@ -93,9 +93,9 @@ def dump_incremental(
     manifest = source.storages.location(dump.uri).make_directory(directory)
     writer = ManifestWriter(source.storages.at(dump.uri), manifest)
     moves = Moves(events_with_moves(log), state.scope.database, state.from_event)
-    reading = Reading()
+    reading, unreadable = Reading(), changes.renamed(state.unreadable)
     reading.is_successful = _write_changes(source, moves, changes, transactions.open, writer)
-    if tables := _WholeTables(source, moves, changes, writer, reading, state.unreadable).write(options, stop):
+    if tables := _WholeTables(source, moves, changes, writer, reading, unreadable).write(options, stop):
         writer.add(BootstrapRecord(tables, log.current_id()))
     refused = refused_constraints(source.metastore, moves, state.unconstrained, state.from_event, changes.position)
     for table, records in refused.items():
@@ -107,7 +107,7 @@ def dump_incremental(
         writer.add(TransactionsRecord(transactions.text))
     else:
         writer.write_file(UNTIL_FILE, str(changes.read_until).encode())
-    reading.store(writer, state.unreadable)
+    reading.store(writer, unreadable)
     writer.write_file(FINGERPRINT_FILE, changes.fingerprint.encode())
     writer.finish()
     options.observe(DumpStep.MANIFEST)
