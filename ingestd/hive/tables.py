@@ -112,12 +112,15 @@ def list_tables(metastore: Metastore) -> list[TableName]:
     ]
 
 
-def table_locations(metastore: Metastore, database: str) -> Iterator[tuple[TableName, str]]:
-    """Yield the tables of a database with their locations, by few calls; views have none. Raises MetastoreUnavailable.
+def table_locations(
+    metastore: Metastore, database: str, tables: Sequence[str] | None = None
+) -> Iterator[tuple[TableName, str]]:
+    """Yield the tables of a database, or those in `tables` that exist, with their locations, by few calls.
 
-    A metastore before Hive 4 ignores the projection, and returns whole tables.
+    Views have none. A metastore before Hive 4 ignores the projection, and returns whole tables. Raises
+    MetastoreUnavailable.
     """
-    names = sorted(metastore.call("get_all_tables", database))
+    names = sorted(metastore.call("get_all_tables", database) if tables is None else tables)
     for first in range(0, len(names), _TABLES_OF_A_CALL):
         request = ttypes.GetTablesRequest(
             dbName=database,
@@ -128,6 +131,12 @@ def table_locations(metastore: Metastore, database: str) -> Iterator[tuple[Table
         for table in metastore.call("get_table_objects_by_name_req", request).tables:
             if table.sd is not None and table.sd.location:
                 yield TableName(table.dbName, table.tableName), table.sd.location
+
+
+def tables_with_files(metastore: Metastore, database: str) -> list[str]:
+    """Return the names of all tables of a database that are not views, sorted. Raises MetastoreUnavailable."""
+    managed = metastore.call("get_tables_by_type", database, "*", "MANAGED_TABLE")
+    return sorted([*managed, *external_tables(metastore, database)])
 
 
 def external_tables(metastore: Metastore, database: str) -> list[str]:

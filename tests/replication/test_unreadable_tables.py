@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ingestd.errors import IngestdError, OwnershipLost, ReplicationError
+from ingestd.errors import OwnershipLost, ReplicationError
 from ingestd.hive.objects import alter_partitions, alter_table, drop_table, find_partitions, find_table
 from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import commit
@@ -19,10 +19,9 @@ from ingestd.replication.statements.grammar import ReplDump
 from ingestd.replication.statements.scope import Scope
 from ingestd.replication.verify.content import Verdict
 from ingestd.replication.verify.tables import verify
-from ingestd.storage.contract import CredentialsRefused, Entry, PermissionDenied, Storage, child, split
-from ingestd.storage.local import LocalStorage, local_path
-from ingestd.storage.local_files import LocalStream
-from ingestd.storage.storages import Storages
+from ingestd.storage.contract import CredentialsRefused, PermissionDenied, child
+from ingestd.storage.local import local_path
+from tests.support.denying import DenyingStorages
 from tests.support.replica import Replica, Side
 from tests.support.replica_changes import renamed
 from tests.support.replica_policies import Pair, new_pair
@@ -33,47 +32,12 @@ _TABLES = ["t", "other"]
 _ABFS = "abfs://container@account/ext"
 
 
-class _Denying(LocalStorage):
-    """A local storage that lets a user read nothing below the directories `denied`."""
-
-    def __init__(self, denied: dict[str, IngestdError]) -> None:
-        super().__init__()
-        self._denied = denied
-
-    def entries(self, directory: str) -> list[Entry]:
-        self._check(directory)
-        return list(super().entries(directory))
-
-    def stream(self, file: str) -> LocalStream:
-        self._check(file)
-        return super().stream(file)
-
-    def _check(self, uri: str) -> None:
-        for directory, error in self._denied.items():
-            if split(uri).levels[: len(split(directory).levels)] == split(directory).levels:
-                raise error
-
-
-class _Refusing(Storages):
-    """Storages that refuse local directories; the key of `denied` is a URI, and the value the error."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.denied: dict[str, IngestdError] = {}
-
-    def at(self, uri: str) -> Storage:
-        return _Denying(self.denied) if split(uri).scheme == "file" else super().at(uri)
-
-    def deny(self, uri: str) -> None:
-        self.denied[uri] = PermissionDenied("Permission denied", where=uri, hint="grant access")
-
-
 @dataclass(frozen=True)
 class _Places(Pair):
     """A pair of which each side has storages of its own. No dump waits for writers."""
 
-    here: _Refusing = field(default_factory=_Refusing)
-    there: _Refusing = field(default_factory=_Refusing)
+    here: DenyingStorages = field(default_factory=DenyingStorages)
+    there: DenyingStorages = field(default_factory=DenyingStorages)
 
     def cluster(self, side: Side) -> Cluster:
         return Cluster(side.metastore, self.here if side.name == "source" else self.there)
@@ -367,6 +331,47 @@ def test_transactional_table_when_only_its_own_directory_is_denied_and_all_parti
     del places.here.denied[f"file:{apart}"]
     assert places.cycle().unreadable == ()
     assert places.copy("parts") == [(1, "a")]
+
+
+@pytest.mark.parametrize("is_source", [True, False])
+def test_transactional_tables_when_all_that_were_written_are_denied_then_others_continue(
+    places: _Places, *, is_source: bool
+) -> None:
+    source = places.replica.source
+    make_table(source.metastore, places.name("quiet"))
+    insert(source, places.name("quiet"), [(1, "a")])
+    places.cycle()
+    places.cycle()
+    for table in _TABLES:
+        insert(source, places.name(table), [(1, "a")])
+        (places.here if is_source else places.there).deny(places.location(table))
+    assert places.cycle().unreadable == ("other", "t")
+    insert(source, places.name("quiet"), [(2, "a")])
+    assert places.cycle().unreadable == ("other", "t")
+    assert places.copy("quiet") == [(1, "a"), (2, "a")]
+    places.here.denied.clear()
+    places.there.denied.clear()
+    assert places.cycle().unreadable == ()
+    assert [places.copy(table) for table in _TABLES] == [[(1, "a")]] * 2
+
+
+def test_external_tables_when_all_are_denied_then_others_continue_unless_they_are_denied_as_well(
+    places: _Places,
+) -> None:
+    source = places.replica.source
+    for table in ("ext", "ext2"):
+        _external(places, table, b"first")
+    insert(source, places.name("t"), [(1, "a")])
+    places.there.deny(f"file:{source.external}/{places.database}")
+    for table in _TABLES:
+        places.there.deny(places.location(table))
+    places.dump()
+    with pytest.raises(PermissionDenied):
+        places.load()
+    for table in _TABLES:
+        del places.there.denied[places.location(table)]
+    assert places.load().unreadable == ("ext", "ext2")
+    assert places.copy("t") == [(1, "a")]
 
 
 def test_tables_when_all_are_denied_or_the_credentials_are_then_it_is_an_error(places: _Places) -> None:

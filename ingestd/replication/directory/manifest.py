@@ -129,6 +129,14 @@ class UnreadableRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class WitnessRecord:
+    """The directory of a table in scope, which tells whether a storage denies everything (`unreadable_tables.py`)."""
+
+    kind: ClassVar[str] = "witnesses"
+    location: str
+
+
+@dataclass(frozen=True, slots=True)
 class ExternalRecord:
     """The number of lines of `_external_tables_info` (`external.py`), which is no file of records."""
 

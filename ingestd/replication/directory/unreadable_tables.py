@@ -4,18 +4,21 @@ Each is noted as `_unreadable.TABLE` in the dump (`noted_tables.py`). A load tha
 A dump that cannot list them has a record in its manifest, and the note is made when the dump is announced, because
 another attempt of the dump may be able to list them. The next cycle tries again.
 
-Invariant: a table is noted in each dump until its files can be read. A warning is logged when that begins. If several
-tables are new, in storages that are supported, and no other one is read, it is an error of the storages, and not noted.
+Invariant: a table is noted in each dump until its files can be read. A warning is logged when that begins. If access to
+further tables is denied, no other one is read, and no witness can be listed (WitnessRecord), it is an error of the
+storage, and not noted. A single table is noted also if there are no witnesses.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-from ingestd.errors import IngestdError, InvalidTable
+from ingestd.errors import IngestdError
+from ingestd.replication.directory.manifest import Manifest, WitnessRecord
 from ingestd.replication.directory.noted_tables import NotedTables, note_of, noted_tables
-from ingestd.storage.contract import Storage
+from ingestd.storage.contract import NotFound, PermissionDenied
+from ingestd.storage.storages import Storages, is_of_location
 
 _log = logging.getLogger(__name__)
 _PREFIX = "_unreadable."
@@ -34,17 +37,21 @@ def note_of_unreadable(directory: str, table: str) -> str:
 class UnreadableTables:
     """The unreadable tables that a dump or a load finds. Not thread-safe.
 
-    `note` is called with each table and the reason. `known` contains the tables of which the log tells already.
-    `renamed` returns a table and those from and to whose names it is renamed by the dump, because a note is for the
-    name after it.
+    `witnesses` returns the directories of some tables. `note` is called with each table and the reason. `known`
+    contains the tables of which the log tells already. `renamed` returns a table and those from and to whose names it
+    is renamed by the dump, because a note is for the name after it.
     """
 
     def __init__(
         self,
+        storages: Storages,
+        witnesses: Callable[[], Iterable[str]],
         note: Callable[[str, str], None],
         known: Collection[str],
         renamed: Callable[[str], Iterable[str]] = lambda table: [table],
     ) -> None:
+        self._storages = storages
+        self._witnesses = witnesses
         self._note = note
         self._known = set(known)
         self._renamed = renamed
@@ -52,23 +59,32 @@ class UnreadableTables:
     @classmethod
     def of_load(
         cls,
-        storage: Storage,
+        storages: Storages,
         directory: str,
+        manifest: Manifest,
         known: Collection[str],
         renamed: Callable[[str], Iterable[str]] = lambda table: [table],
     ) -> UnreadableTables:
         """Return those of a load of the dump in `directory`; `known` contains the tables of the dump before."""
-        noted = NotedTables(storage, directory, _PREFIX)
-        return cls(noted.add, {*known, *noted.names}, renamed)
+
+        def witnesses() -> Iterator[str]:
+            return (record.location for record in manifest.read(WitnessRecord))
+
+        noted = NotedTables(storages.at(directory), directory, _PREFIX)
+        return cls(storages, witnesses, noted.add, {*known, *noted.names}, renamed)
 
     def add(self, refused: Mapping[str, IngestdError], *, others_are_read: bool) -> None:
         """Note the tables `refused` with their errors; `others_are_read` says that files of other tables can be read.
 
-        Raises StorageUnavailable. It is one of the errors if they concern the storage.
+        Raises StorageUnavailable. It is one of the errors if they concern the storage. A storage that is not supported
+        or not configured concerns only the tables in it.
         """
-        new = [error for table, error in sorted(refused.items()) if table not in self._known]
-        if len(new) > 1 and not others_are_read and not any(isinstance(error, InvalidTable) for error in new):
-            raise new[0]
+        new = (error for table, error in sorted(refused.items()) if table not in self._known)
+        denied = [error for error in new if isinstance(error, PermissionDenied)]
+        if denied and not others_are_read:
+            witnesses = list(self._witnesses())
+            if (witnesses or len(denied) > 1) and not any(map(self._is_listed, witnesses)):
+                raise denied[0]
         for table, error in sorted(refused.items()):
             names = set(self._renamed(table))
             if self._known.isdisjoint(names):
@@ -76,3 +92,15 @@ class UnreadableTables:
             self._known |= names
             for name in sorted(names):
                 self._note(name, str(error))
+
+    def _is_listed(self, directory: str) -> bool:
+        """Return whether a directory exists and can be listed. Raises StorageUnavailable."""
+        try:
+            self._storages.at(directory).entries(directory)
+        except NotFound:
+            return False
+        except IngestdError as error:
+            if not is_of_location(error):
+                raise
+            return False
+        return True

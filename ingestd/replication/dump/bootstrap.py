@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -59,13 +59,12 @@ from ingestd.replication.directory.manifest import (
     ManifestWriter,
     PartitionRecord,
     TableRecord,
-    UnreadableRecord,
     WithoutDirectoryRecord,
 )
 from ingestd.replication.directory.protocol import Dump
-from ingestd.replication.directory.unreadable_tables import UnreadableTables
 from ingestd.replication.dump.constraints import constraint_records
 from ingestd.replication.dump.moves import Moves, events_with_moves
+from ingestd.replication.dump.reading import Reading
 from ingestd.replication.dump.source_marks import require_source
 from ingestd.replication.dump.table_files import ListedFile, all_files, visible_files
 from ingestd.replication.exact_statistics import for_copy
@@ -125,7 +124,7 @@ def dump_bootstrap(source: Cluster, dump: Dump, options: BootstrapDumpOptions, s
         external, reading = list[ExternalDirectory](), Reading()
         listing = TableListing(source, snapshot, moves, moves.position, writer, external, reading, options.observe)
         listing.run(tables, scope.database)
-        reading.store(writer, dump.state.unreadable)
+        reading.store(source, scope, writer, dump.state.unreadable)
         store_directories(writer, external)
         writer.add(BootstrapRecord(tuple(names), log.current_id()))
         writer.write_file(FINGERPRINT_FILE, fingerprint.encode())
@@ -142,25 +141,6 @@ def _require_complete(source: Cluster, name: str) -> None:
             where=f"database {name}",
             hint="let the replication into this database complete its next cycles first",
         )
-
-
-@dataclass(slots=True)
-class Reading:
-    """What a dump could read where it is: `refused` has the errors of tables, by their names in the manifest.
-
-    `is_successful` says that it has read directories of other tables.
-    """
-
-    refused: dict[str, IngestdError] = field(default_factory=dict)
-    is_successful: bool = False
-
-    def store(self, writer: ManifestWriter, known: Collection[str]) -> None:
-        """Note the tables that could not be read; see `UnreadableTables`."""
-
-        def note(table: str, reason: str) -> None:
-            writer.add(UnreadableRecord(table, reason))
-
-        UnreadableTables(note, known).add(self.refused, others_are_read=self.is_successful)
 
 
 class _RefusedError(Exception):

@@ -42,11 +42,12 @@ from ingestd.replication.directory.dump_files import FINGERPRINT_FILE, UNTIL_FIL
 from ingestd.replication.directory.event_records import BootstrapRecord, TransactionsRecord, WriteRecord
 from ingestd.replication.directory.manifest import ManifestWriter
 from ingestd.replication.directory.protocol import Dump
-from ingestd.replication.dump.bootstrap import DumpStep, Reading, TableListing
+from ingestd.replication.dump.bootstrap import DumpStep, TableListing
 from ingestd.replication.dump.changes import Changes, Wanted
 from ingestd.replication.dump.constraints import refused_constraints
 from ingestd.replication.dump.moves import Moves, events_with_moves
 from ingestd.replication.dump.partition_columns import PartitionColumns
+from ingestd.replication.dump.reading import Reading
 from ingestd.replication.dump.unannounced_writes import Candidate, UnannouncedWrites, candidates
 from ingestd.replication.dump.written_files import WrittenFiles
 from ingestd.replication.external import ExternalDirectory, directories, store_directories
@@ -107,7 +108,7 @@ def dump_incremental(
         writer.add(TransactionsRecord(transactions.text))
     else:
         writer.write_file(UNTIL_FILE, str(changes.read_until).encode())
-    reading.store(writer, unreadable)
+    reading.store(source, state.scope, writer, unreadable)
     writer.write_file(FINGERPRINT_FILE, changes.fingerprint.encode())
     writer.finish()
     options.observe(DumpStep.MANIFEST)

@@ -100,7 +100,7 @@ def load_bootstrap(
         copier = copier.guarded(lease.check, Fence.begin(target.storages, dump.uri))
         load = _Load(target.under(lease), dump, manifest, options)
         load.take_over()
-        unreadable = UnreadableTables.of_load(storage, dump.uri, dump.state.unreadable)
+        unreadable = UnreadableTables.of_load(target.storages, dump.uri, manifest, dump.state.unreadable)
         lost, copied = LostTables(storage, dump.uri, unreadable), Copied()
         tables = load.tables()
         placed = tables.copy_all(lost, copier, copied, stop)

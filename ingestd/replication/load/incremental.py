@@ -154,7 +154,7 @@ class _Load:
         self._accepts_missing = self._is_first or self._settled > self._last
         self._plan = CyclePlan.of(manifest.read(EventRecord), self._last)
         known, renamed = dump.state.unreadable, self._plan.renamed
-        self._unreadable = UnreadableTables.of_load(storage, dump.uri, known, renamed)
+        self._unreadable = UnreadableTables.of_load(target.storages, dump.uri, manifest, known, renamed)
         self._lost = lost = LostTables(storage, dump.uri, self._unreadable, renamed)
         self._refused = RefusedConstraints(storage, dump.uri, dump.state.unconstrained, renamed)
         self._definitions = Definitions(
