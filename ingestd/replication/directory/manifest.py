@@ -133,6 +133,7 @@ class WitnessRecord:
     """The directory of a table in scope, which tells whether a storage denies everything (`unreadable_tables.py`)."""
 
     kind: ClassVar[str] = "witnesses"
+    table: str
     location: str
 
 

@@ -6,13 +6,13 @@ another attempt of the dump may be able to list them. The next cycle tries again
 
 Invariant: a table is noted in each dump until its files can be read. A warning is logged when that begins. If access to
 further tables is denied, no other one is read, and no witness can be listed (WitnessRecord), it is an error of the
-storage, and not noted. A single table is noted also if there are no witnesses.
+storage, and not noted. A single table is noted also if there are no witnesses but itself.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from ingestd.errors import IngestdError
 from ingestd.replication.directory.manifest import Manifest, WitnessRecord
@@ -37,15 +37,15 @@ def note_of_unreadable(directory: str, table: str) -> str:
 class UnreadableTables:
     """The unreadable tables that a dump or a load finds. Not thread-safe.
 
-    `witnesses` returns the directories of some tables. `note` is called with each table and the reason. `known`
-    contains the tables of which the log tells already. `renamed` returns a table and those from and to whose names it
-    is renamed by the dump, because a note is for the name after it.
+    `witnesses` returns those of the dump. `note` is called with each table and the reason. `known` contains the tables
+    of which the log tells already. `renamed` returns a table and those from and to whose names it is renamed by the
+    dump, because a note is for the name after it.
     """
 
     def __init__(
         self,
         storages: Storages,
-        witnesses: Callable[[], Iterable[str]],
+        witnesses: Callable[[], Iterable[WitnessRecord]],
         note: Callable[[str, str], None],
         known: Collection[str],
         renamed: Callable[[str], Iterable[str]] = lambda table: [table],
@@ -66,12 +66,8 @@ class UnreadableTables:
         renamed: Callable[[str], Iterable[str]] = lambda table: [table],
     ) -> UnreadableTables:
         """Return those of a load of the dump in `directory`; `known` contains the tables of the dump before."""
-
-        def witnesses() -> Iterator[str]:
-            return (record.location for record in manifest.read(WitnessRecord))
-
         noted = NotedTables(storages.at(directory), directory, _PREFIX)
-        return cls(storages, witnesses, noted.add, {*known, *noted.names}, renamed)
+        return cls(storages, lambda: manifest.read(WitnessRecord), noted.add, {*known, *noted.names}, renamed)
 
     def add(self, refused: Mapping[str, IngestdError], *, others_are_read: bool) -> None:
         """Note the tables `refused` with their errors; `others_are_read` says that files of other tables can be read.
@@ -82,7 +78,7 @@ class UnreadableTables:
         new = (error for table, error in sorted(refused.items()) if table not in self._known)
         denied = [error for error in new if isinstance(error, PermissionDenied)]
         if denied and not others_are_read:
-            witnesses = list(self._witnesses())
+            witnesses = [record.location for record in self._witnesses() if record.table not in refused]
             if (witnesses or len(denied) > 1) and not any(map(self._is_listed, witnesses)):
                 raise denied[0]
         for table, error in sorted(refused.items()):

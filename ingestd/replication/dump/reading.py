@@ -7,6 +7,7 @@ but those that were changed (`directory/unreadable_tables.py`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -36,8 +37,8 @@ class Reading:
         The tables `known` could not be read in the last cycle.
         """
         witnesses = _witnesses(source, scope, {*known, *self.refused})
-        for location in witnesses:
-            writer.add(WitnessRecord(location))
+        for witness in witnesses:
+            writer.add(witness)
 
         def note(table: str, reason: str) -> None:
             writer.add(UnreadableRecord(table, reason))
@@ -46,9 +47,10 @@ class Reading:
         unreadable.add(self.refused, others_are_read=self.is_successful)
 
 
-def _witnesses(source: Cluster, scope: Scope, others: Collection[str]) -> list[str]:
-    """Return the locations of some tables in scope, except `others`."""
+def _witnesses(source: Cluster, scope: Scope, others: Collection[str]) -> list[WitnessRecord]:
+    """Return the witnesses: some tables in scope, except `others`."""
     tables = tables_with_files(source.metastore, scope.database)
     names = [name for name in tables if scope.contains(name) and name not in others]
-    some = names[:: -(-len(names) // _MOST_WITNESSES) or 1]
-    return [location for _, location in table_locations(source.metastore, scope.database, some)]
+    some = names[:: max(1, math.ceil(len(names) / _MOST_WITNESSES))]
+    located = table_locations(source.metastore, scope.database, some)
+    return [WitnessRecord(name.table, location) for name, location in located]
