@@ -20,6 +20,7 @@ from ingestd.replication.cluster import Cluster
 from ingestd.replication.copying.copy import Copier, CopyOptions
 from ingestd.replication.copying.report import LoadReport
 from ingestd.replication.directory.dump_files import DumpMetadata, Owner, Phase
+from ingestd.replication.directory.noted_tables import names_in_full
 from ingestd.replication.directory.protocol import Dump, DumpDirectory, Side, Skipped
 from ingestd.replication.directory.unreadable_tables import unreadable_tables
 from ingestd.replication.dump.bootstrap import BootstrapDumpOptions, DumpStep, dump_bootstrap
@@ -192,7 +193,7 @@ def load(
 
 def _unreadable(cluster: Cluster, begun: Dump) -> tuple[str, ...]:
     """Return the tables whose files the dump, or its load, could not read."""
-    return unreadable_tables(entry.name for entry in cluster.storages.at(begun.uri).entries(begun.uri))
+    return unreadable_tables(names_in_full(cluster.storages.at(begun.uri), begun.uri))
 
 
 def resume(cluster: Cluster, statement: ReplDump | ReplLoad, *, bootstrap: bool) -> list[str]:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from ingestd.errors import IngestdError
 from ingestd.hive.answers import MetastoreRefusal, UnknownCall
-from ingestd.replication.directory.noted_tables import NotedTables, note_of, noted_tables
+from ingestd.replication.directory.noted_tables import NotedTables, noted_tables, store_note
 from ingestd.replication.directory.unreadable_tables import UnreadableTables
 from ingestd.storage.contract import Storage
 
@@ -25,9 +25,9 @@ def lost_tables(names: Iterable[str]) -> tuple[str, ...]:
     return noted_tables(names, _PREFIX)
 
 
-def note_of_lost(directory: str, table: str) -> str:
-    """Return the URI of the note about a table in the dump in `directory`; it contains the reason."""
-    return note_of(directory, _PREFIX, table)
+def note_lost(storage: Storage, directory: str, table: str, reason: str) -> None:
+    """Note a table in the dump in `directory`. Raises StorageUnavailable."""
+    store_note(storage, directory, _PREFIX, table, reason)
 
 
 class LostTables:

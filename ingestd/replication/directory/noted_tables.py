@@ -1,4 +1,4 @@
-"""Notes of a load about tables, for the next dump: each is a file `PREFIX.TABLE` in the dump, with a reason.
+"""Notes of a cycle about tables, for the next dump: each is a file `PREFIX.TABLE` in the dump, with a reason.
 
 Invariant: a note stays until its dump is removed, and its first reason is kept. In the names of the files, special
 characters of the names of tables are percent-encoded: slashes are among those that Hive allows.
@@ -47,6 +47,14 @@ def note_of(directory: str, prefix: str, table: str) -> str:
     return child(directory, prefix + encoded)
 
 
+def store_note(storage: Storage, directory: str, prefix: str, table: str, reason: str) -> None:
+    """Note a table in the dump in `directory`; the first reason is kept. Raises StorageUnavailable."""
+    note = note_of(directory, prefix, table)
+    head = f"{quote(table, safe='')}\n" if _is_hashed(note) else ""
+    with suppress(AlreadyExists):
+        storage.create(note, f"{head}{reason}".encode())
+
+
 def read_reason(storage: Storage, note: str) -> str | None:
     """Return the reason in the note with this URI; None if it does not exist. Raises StorageUnavailable."""
     try:
@@ -76,10 +84,7 @@ class NotedTables:
     def add(self, table: str, reason: str) -> None:
         """Note a table, unless it is noted. Raises StorageUnavailable."""
         if table not in self._tables:
-            note = note_of(self._directory, self._prefix, table)
-            head = f"{quote(table, safe='')}\n" if _is_hashed(note) else ""
-            with suppress(AlreadyExists):
-                self._storage.create(note, f"{head}{reason}".encode())
+            store_note(self._storage, self._directory, self._prefix, table, reason)
             self._tables.add(table)
 
 

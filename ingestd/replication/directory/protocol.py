@@ -42,11 +42,11 @@ from ingestd.replication.directory.dump_files import (
     Phase,
     decode_time,
 )
-from ingestd.replication.directory.lost_tables import lost_tables, note_of_lost
+from ingestd.replication.directory.lost_tables import lost_tables, note_lost
 from ingestd.replication.directory.manifest import Manifest, UnreadableRecord
 from ingestd.replication.directory.noted_tables import names_in_full, read_reason
 from ingestd.replication.directory.refused_constraints import tables_without_constraints
-from ingestd.replication.directory.unreadable_tables import note_of_unreadable, unreadable_tables
+from ingestd.replication.directory.unreadable_tables import note_of_unreadable, note_unreadable, unreadable_tables
 from ingestd.replication.statements.scope import Scope
 from ingestd.storage.contract import AlreadyExists, NotFound, child
 from ingestd.storage.storages import Storages
@@ -388,9 +388,8 @@ class DumpDirectory:
         directory = child(dump.uri, payload)
         self._storage.create(child(dump.uri, EXTERNAL_FILE), self._storage.read(child(directory, EXTERNAL_FILE)))
         for record in Manifest(self._storage, directory).read(UnreadableRecord):
-            for note in (note_of_unreadable(dump.uri, record.table), note_of_lost(dump.uri, record.table)):
-                with suppress(AlreadyExists):
-                    self._storage.create(note, record.reason.encode())
+            for note in (note_unreadable, note_lost):
+                note(self._storage, dump.uri, record.table, record.reason)
 
     def _make(self, *names: str) -> None:
         try:

@@ -16,8 +16,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from ingestd.errors import IngestdError
 from ingestd.replication.directory.manifest import Manifest, WitnessRecord
-from ingestd.replication.directory.noted_tables import NotedTables, note_of, noted_tables
-from ingestd.storage.contract import NotFound, PermissionDenied
+from ingestd.replication.directory.noted_tables import NotedTables, note_of, noted_tables, store_note
+from ingestd.storage.contract import NotFound, PermissionDenied, Storage
 from ingestd.storage.storages import Storages, is_of_location
 
 _log = logging.getLogger(__name__)
@@ -32,6 +32,11 @@ def unreadable_tables(names: Iterable[str]) -> tuple[str, ...]:
 def note_of_unreadable(directory: str, table: str) -> str:
     """Return the URI of the note about a table in the dump in `directory`; it contains the error."""
     return note_of(directory, _PREFIX, table)
+
+
+def note_unreadable(storage: Storage, directory: str, table: str, reason: str) -> None:
+    """Note a table in the dump in `directory`. Raises StorageUnavailable."""
+    store_note(storage, directory, _PREFIX, table, reason)
 
 
 class UnreadableTables:
