@@ -44,5 +44,5 @@ def test_files_of_replication_when_there_are_others_then_only_half_of_the_worker
     )
     assert done.returncode == 0, done.stdout
     first, second = ((tmp_path / f"gw{number}").read_text(encoding="utf-8").split() for number in range(2))
-    assert (first[0], second[0]) == ("other0", "replication0")
+    assert {first[0], second[0]} == {"other0", "replication0"}
     assert sorted(first + second) == names
