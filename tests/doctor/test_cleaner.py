@@ -36,7 +36,8 @@ def test_cleaner_when_it_fails_because_the_oldest_transaction_is_open_then_names
             compact_first_write(side.metastore, Storages(), name)
             eventually("the error", lambda: [entry for entry in read_compactions(side.metastore) if entry.error])
         config = tmp_path / "doctor.yaml"
-        config.write_text(yaml.safe_dump({"metastore": {"uri": server.uri}}))
+        namespace = {"control": {"database": "control"}, "replication": {"namespace": "control"}}
+        config.write_text(yaml.safe_dump({"metastore": {"uri": server.uri}, **namespace}))
         found = examine(config).one("compaction.cleaner")
     assert found["status"] == "warning"
     assert "the cleaner has failed for default.t: java.lang.NumberFormatException" in found["evidence"]
