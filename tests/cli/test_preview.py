@@ -21,8 +21,10 @@ from ingestd.errors import IngestdError, RecordError
 from ingestd.hive.control import find_control_table
 from ingestd.hive.tables import TableName, load_acid_table
 from ingestd.ingest.control import Request
+from ingestd.ingest.inspection.excerpt import ExcerptLimits, read_excerpt
 from ingestd.ingest.inspection.preview import preview
 from ingestd.ingest.offline.change import change_stored
+from ingestd.kafka.ranges import OffsetRange
 from ingestd.publish.warehouse import Warehouse
 from ingestd.sandbox import Addresses
 from ingestd.spark.errors import QueryFailed
@@ -292,6 +294,21 @@ def test_preview_when_offsets_have_gaps_then_shows_as_many_records_as_requested(
     assert _places(topic.preview(run, "--limit", 3)) == [(0, 10), (0, 12), (0, 14)]
     assert _places(topic.preview(run, "--at", 1, "--limit", 3)) == [(0, 2), (0, 4), (0, 6)]
     assert len(_places(topic.preview(run))) == 8
+
+
+def test_preview_when_a_topic_has_many_partitions_then_each_read_returns_the_same_excerpt(stack: Stack) -> None:
+    stack.topic(8)
+    for partition in range(8):
+        stack.produce([{"id": partition}] * 40, partition=partition)
+    ranges = [OffsetRange(stack.name, partition, 0, 40) for partition in range(8)]
+    settings = {"bootstrap.servers": stack.addresses.kafka}
+    for _ in range(5):
+        [batch] = read_excerpt(settings, ranges, ExcerptLimits(80), "last").batches
+        assert batch.partitions.tolist() == [partition for partition in range(8) for _ in range(10)]
+        assert batch.offsets.tolist() == [*range(30, 40)] * 8
+        assert batch.values == [b'{"id": %d}' % partition for partition in batch.partitions]
+        assert [message.offset() for message in batch.messages] == batch.offsets.tolist()
+        assert batch.size == 80 * len(b'{"id": 1}')
 
 
 # A field, its type, and its value in the record.

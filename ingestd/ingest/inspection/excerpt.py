@@ -7,7 +7,7 @@ offset of records that cannot be read counts as a record.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -103,7 +103,26 @@ def _read(
         batches.append(batch)
         if _is_full(batches, max_bytes):
             break
-    return Excerpt(tuple(batches), tuple(unreadable))
+    return Excerpt(tuple(_by_topic(batches)), tuple(unreadable))
+
+
+def _by_topic(batches: Sequence[Batch]) -> Iterator[Batch]:
+    """Yield one batch of each topic. The order in which partitions were fetched differs from one read to the next."""
+    for topic in sorted({batch.topic for batch in batches}):
+        parts = [batch for batch in batches if batch.topic == topic]
+        values = [value for part in parts for value in part.values]
+        messages = [message for part in parts for message in part.messages]
+        partitions = np.concatenate([part.partitions for part in parts])
+        offsets = np.concatenate([part.offsets for part in parts])
+        order = np.lexsort((offsets, partitions))
+        yield Batch(
+            topic,
+            [values[row] for row in order],
+            partitions[order],
+            offsets[order],
+            sum(part.size for part in parts),
+            messages=[messages[row] for row in order],
+        )
 
 
 def _is_full(batches: Sequence[Batch], max_bytes: int) -> bool:
