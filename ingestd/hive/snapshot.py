@@ -20,6 +20,7 @@ beginning. This is exact, and a table that is written all the time does not dela
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -36,6 +37,8 @@ from ingestd.hive.client import Metastore
 from ingestd.hive.partitions import by_call
 from ingestd.hive.tables import TableName
 from ingestd.hive.write_ids import ValidTransactions, read_snapshots, read_transactions
+
+_log = logging.getLogger(__name__)
 
 _HEARTBEAT_SECONDS = 30.0
 _RETRY_SECONDS = 2.0
@@ -143,12 +146,13 @@ def wait_for_writers(
     """Wait for the transactions that have a write id in `tables` now; return the snapshot of the moment they ended.
 
     Transactions that allocate a write id later are neither waited for nor aborted: their events follow, and the lists
-    end below their ids. At the deadline, the writers are aborted, or WritersActive is raised, as `rule` says. It is
-    also raised if `stop` is set. Raises MetastoreUnavailable.
+    end below their ids. They are logged once. At the deadline, they are aborted, or WritersActive is
+    raised, as `rule` says. It is also raised if `stop` is set. Raises MetastoreUnavailable.
     """
     deadline = Deadline.after(rule.timeout_seconds)
     start = read_transactions(metastore)
     first = read_write_ids(metastore, tables, start)
+    is_logged = False
     while True:
         snapshot = take_snapshot(metastore, tables)
         valid, settled = snapshot.transactions, snapshot.write_ids
@@ -156,8 +160,14 @@ def wait_for_writers(
         if not waiting:
             return snapshot
         earlier = start.open & valid.open
+        if not is_logged:
+            writers = list(_writers(metastore, waiting, valid, earlier))
+            _log.info("waiting for transactions that write to %s: %s", _names(waiting), ", ".join(map(str, writers)))
+            is_logged = True
         if deadline.passed and rule.aborts and not stop.is_set():
-            transactions.abort_all(metastore, list(_writers(metastore, waiting, valid, earlier)))
+            writers = list(_writers(metastore, waiting, valid, earlier))
+            _log.warning("aborting transactions that write to %s: %s", _names(waiting), ", ".join(map(str, writers)))
+            transactions.abort_all(metastore, writers)
         elif deadline.passed or pause(min(rule.poll_seconds, deadline.left), stop):
             writers = list(_writers(metastore, waiting, valid, earlier))
             raise _still_active(writers, waiting, is_stopped=stop.is_set())
@@ -223,6 +233,10 @@ def _still_active(writers: Sequence[int], tables: Sequence[TableName], *, is_sto
     why = "stopped while waiting for transactions" if is_stopped else "transactions did not end in time"
     return WritersActive(
         f"{why}: {', '.join(map(str, writers))}",
-        where=", ".join(f"table {table}" for table in tables[:5]),
+        where=_names(tables),
         hint="end or abort them, or raise hive.repl.bootstrap.dump.open.txn.timeout",
     )
+
+
+def _names(tables: Sequence[TableName]) -> str:
+    return ", ".join(f"table {table}" for table in tables[:5])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -62,7 +63,10 @@ def test_snapshot_when_nothing_is_open_then_lists_the_aborted_ids(metastore: Met
 
 
 @pytest.mark.parametrize("earlier", ["none", "aborted", "committed"])
-def test_wait_when_a_writer_is_open_then_it_is_waited_for(metastore: Metastore, table: TableName, earlier: str) -> None:
+def test_wait_when_a_writer_is_open_then_it_is_waited_for(
+    metastore: Metastore, table: TableName, caplog: pytest.LogCaptureFixture, earlier: str
+) -> None:
+    caplog.set_level(logging.INFO, "ingestd.hive.snapshot")
     if earlier != "none":
         ended = _write(metastore, table)
         (transactions.commit if earlier == "committed" else _abort)(metastore, ended)
@@ -80,6 +84,7 @@ def test_wait_when_a_writer_is_open_then_it_is_waited_for(metastore: Metastore, 
         transactions.commit(metastore, writer)
         ids = waiting.result(LIMIT).write_ids[table]
     observed.close()
+    assert caplog.messages[-1] == f"waiting for transactions that write to table {table}: {writer.id}"
     assert ids.is_valid(1 if earlier == "none" else 2)
     assert not ids.open
 
@@ -89,13 +94,14 @@ def _abort(metastore: Metastore, txn: Transaction) -> None:
 
 
 def test_wait_when_the_deadline_passes_then_only_the_writers_of_the_tables_are_aborted(
-    metastore: Metastore, table: TableName
+    metastore: Metastore, table: TableName, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = TableName(table.database, "other")
     make_table(metastore, other)
     idle = transactions.begin(metastore, "tests/idle")
     elsewhere, writer = _write(metastore, other), _write(metastore, table)
     snapshot = _wait(metastore, table, WriterRule(0.0, aborts=True))
+    assert caplog.messages == [f"aborting transactions that write to table {table}: {writer.id}"]
     assert snapshot.write_ids[table].aborted == {1}
     assert read_transactions(metastore).aborted >= {writer.id}
     assert read_transactions(metastore).open >= {idle.id, elsewhere.id}
