@@ -6,9 +6,11 @@ that fails appears only in the message of its error.
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections import deque
+from collections.abc import Iterable, Iterator
 from typing import IO
 
 from ingestd.java import failure_cause
@@ -19,6 +21,11 @@ _MAX_LINES = 500
 _MAX_BYTES = 8192
 # Java prints it at each start, because Spark requests this module.
 _NOISE = "WARNING: Using incubator modules: jdk.incubator.vector"
+# A Python worker whose task was cancelled, or whose JVM has ended, prints a traceback of only these lines. Lines of
+# several workers may be mixed.
+_HEADER = "Traceback (most recent call last):\n"
+_FRAME = re.compile(r'  File "[^"]*pyspark/daemon\.py", line \d+, in (manager|worker)\n')
+_END = "BrokenPipeError: [Errno 32] Broken pipe\n"
 
 
 class Output:
@@ -51,10 +58,23 @@ class Output:
 
     def _read(self) -> None:
         with self._stream:
-            while line := self._stream.readline(_MAX_BYTES).decode(errors="replace"):
-                if line.startswith(_NOISE):
-                    continue
+            for line in without_noise(iter(lambda: self._stream.readline(_MAX_BYTES).decode(errors="replace"), "")):
                 with self._guard:
                     self._lines.append(line)
                     if not self._is_held:
                         sys.stderr.write(line)
+
+
+def without_noise(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the lines, without those that each start prints and without tracebacks of workers that nobody needs."""
+    headers = 0
+    for line in lines:
+        if line == _HEADER:
+            headers += 1
+        elif line == _END and headers:
+            headers -= 1
+        elif not line.startswith(_NOISE) and not (headers and _FRAME.fullmatch(line)):
+            yield from [_HEADER] * headers
+            headers = 0
+            yield line
+    yield from [_HEADER] * headers
