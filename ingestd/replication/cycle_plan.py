@@ -78,11 +78,6 @@ class Outcomes:
         txns = [txn_id for at, txn_id in self._writers.get((table, write_id), []) if at < event]
         return txns[-1] if txns else None
 
-    def ends_earlier_writers(self) -> bool:
-        """Return whether a transaction commits in this cycle that has no write id, or one of an earlier cycle."""
-        known = {txn_id for writers in self._writers.values() for _, txn_id in writers}
-        return any(end is Outcome.COMMITTED and txn_id not in known for txn_id, end in self._ends.items())
-
     def of_change(self, record: EventRecord) -> Outcome | None:
         """Return the outcome for a change of a definition, which is committed at once if it has no write id."""
         write_id = write_id_of(record.message)

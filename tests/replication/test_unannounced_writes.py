@@ -12,7 +12,7 @@ from ingestd.acid.layout import delta_name
 from ingestd.hive.notifications import WrittenPartition, notify_writes
 from ingestd.hive.objects import alter_partitions, alter_table, find_partitions
 from ingestd.hive.tables import Table, TableName
-from ingestd.hive.transactions import Transaction, commit
+from ingestd.hive.transactions import Transaction, abort, begin, commit
 from ingestd.replication.dump.bootstrap import DumpStep
 from ingestd.storage.local import local_path
 from tests.support.replica import Side
@@ -106,12 +106,14 @@ def test_tables_when_written_without_events_then_are_copied(
         run(following, "SET hive.stats.autogather=true")
 
 
+@pytest.mark.parametrize("is_older_open", [False, True])
 @pytest.mark.parametrize("is_allocated_earlier", [False, True])
 @pytest.mark.parametrize("is_announced", [False, True])
 def test_write_when_it_commits_after_the_dump_then_its_table_is_copied_unless_announced(
-    following: Following, *, is_allocated_earlier: bool, is_announced: bool
+    following: Following, *, is_older_open: bool, is_allocated_earlier: bool, is_announced: bool
 ) -> None:
     side, name = following.replica.source, following.name("t")
+    older = begin(side.metastore, "tests/older") if is_older_open else None
     make_table(side.metastore, name)
     insert(side, name, [(1, "a")])
     following.cycle()
@@ -134,6 +136,62 @@ def test_write_when_it_commits_after_the_dump_then_its_table_is_copied_unless_an
     source, target = _rows(following, "t")
     assert source == target
     assert len(source) == 3
+    if older is not None:
+        abort(side.metastore, older.id)
+
+
+@pytest.mark.parametrize("is_allocated_earlier", [False, True])
+def test_write_when_it_commits_in_the_dump_then_its_partitioned_table_is_copied(
+    following: Following, *, is_allocated_earlier: bool
+) -> None:
+    side, name = following.replica.source, following.name("t")
+    make_table(side.metastore, name, partitioned=True)
+    insert(side, name, [(1, "a"), (2, "b")])
+    following.cycle()
+    txn, write_id = begin_locked(side, name)
+    if is_allocated_earlier:
+        following.cycle()
+    for day in "ab":
+        _place(side, name, write_id, f"day={day}")
+    found = find_partitions(side.metastore, name, ["day=a", "day=b"])
+    alter_partitions(side.metastore, name, [partition.with_write_id(write_id) for partition in found])
+    commit(side.metastore, txn)
+    assert following.cycle().bootstrapped == ("t",)
+    source, target = _rows(following, "t")
+    assert source == target
+    assert len(source) == 4
+
+
+@pytest.mark.parametrize("has_commits", [False, True])
+def test_partitions_when_altered_together_while_transactions_are_open_then_are_not_copied(
+    following: Following, caplog: pytest.LogCaptureFixture, *, has_commits: bool
+) -> None:
+    side, name, other = following.replica.source, following.name("t"), following.name("o")
+    make_table(side.metastore, name, partitioned=True)
+    make_table(side.metastore, other)
+    insert(side, name, [(1, "a")], [(2, "b")])
+    insert(side, other, [(1, "a")])
+    following.cycle()
+    # One of the partitions and the transaction have the same write id.
+    older, (txn, write_id) = begin(side.metastore, "tests/older"), begin_locked(side, other)
+    following.cycle()
+    _place(side, other, write_id)
+    _announce(side, other, txn, write_id)
+    if has_commits:
+        commit(side.metastore, txn)
+        commit(side.metastore, older)
+        younger = begin(side.metastore, "tests/younger")
+    found = list(find_partitions(side.metastore, name, ["day=a", "day=b"]))
+    assert write_id in {partition.write_id for partition in found}
+    with caplog.at_level(logging.WARNING):
+        alter_partitions(side.metastore, name, found)
+        assert following.cycle().bootstrapped == ()
+    assert "all of the table" not in caplog.text
+    for left in [younger] if has_commits else [older, txn]:
+        abort(side.metastore, left.id)
+    source, target = _rows(following, "o")
+    assert source == target
+    assert len(source) == (2 if has_commits else 1)
 
 
 @pytest.mark.parametrize("partition", ["", "day=a"])

@@ -14,13 +14,13 @@ import json
 import logging
 import threading
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ingestd.hive.attachments import Constraint, ConstraintKind
-from ingestd.hive.events import Event, EventLog
+from ingestd.hive.events import Event, EventLog, Write
 from ingestd.hive.objects import TableKind, TableObject
 from ingestd.replication.cycle_plan import ALTERATIONS, Outcome, Outcomes, truncating_write_id
 from ingestd.replication.directory.event_records import ABORT, ALLOCATE, COMMIT, EventRecord
@@ -31,6 +31,7 @@ from ingestd.replication.statements.scope import Scope
 
 _log = logging.getLogger(__name__)
 _PAGE = 1000
+_OPEN = "OPEN_TXN"
 _ENDS = (COMMIT, ABORT)
 _VIEW = "MATERIALIZED_VIEW"
 _MANAGED = "MANAGED_TABLE"
@@ -87,6 +88,8 @@ class Changes:
         self._column_changes: list[ColumnChange] = []
         self._kinds = _Kinds(wanted.views)
         self._outcomes = Outcomes()
+        self._opened: set[int] = set()
+        self._committed: dict[int, frozenset[int] | None] = {}
         self._truncations: list[tuple[int, str, int]] = []
         self._writes: list[CommittedWrite] = []
 
@@ -173,20 +176,23 @@ class Changes:
         """Return whether the events tell that the transaction aborts that had a write id of a table at an event."""
         return self._outcomes.of(event, table, write_id) is Outcome.ABORTED
 
-    def uncommitted_writers(
-        self, event: int, table: str, write_id: int, opened: Collection[int]
-    ) -> Collection[int] | None:
-        """Return the transactions that may have a write id of a table at an event; () if the events contain its commit.
+    def uncommitted_writers(self, event: int, table: str, write_id: int) -> Collection[int] | None:
+        """Return the transaction that has a write id of a table at an event; () if the events contain its commit.
 
-        `opened` are the transactions that were open before the events were read: one of them has the write id if it was
-        allocated earlier, and not committed. None if the write was committed before these events.
+        None if the write id was allocated before these events.
         """
-        if self._outcomes.of(event, table, write_id) is Outcome.COMMITTED:
-            return ()
         writer = self._outcomes.writer(event, table, write_id)
-        if writer is not None:
-            return (writer,)
-        return opened if opened or self._outcomes.ends_earlier_writers() else None
+        if writer is None:
+            return None
+        return () if self._outcomes.of(event, table, write_id) is Outcome.COMMITTED else (writer,)
+
+    def earlier_writers(self) -> dict[int, frozenset[int] | None]:
+        """Return the transactions that were opened before these events and commit in them, with write ids.
+
+        The write ids are those, of all tables of the database, for which a transaction has announced nothing, and None
+        if its commit does not tell its write ids (before Hive 4.2, HIVE-28976).
+        """
+        return {txn_id: ids for txn_id, ids in self._committed.items() if txn_id not in self._opened}
 
     def is_replayed(self, event: int, table: str) -> bool:
         """Return whether a change of a table by an event is to be replayed."""
@@ -197,7 +203,9 @@ class Changes:
 
     def _add(self, event: Event) -> None:
         """Keep an event, if it is in scope."""
-        if event.type in _ENDS:
+        if event.type == _OPEN:
+            self._opened.update(_opened(event.message))
+        elif event.type in _ENDS:
             self._add_end(event)
         elif event.type == "ALTER_TABLE":
             self._add_alteration(event)
@@ -263,7 +271,9 @@ class Changes:
         txn_id = message["txnid"]
         self._keep(EventRecord(event.id, event.type, "", json.dumps({"txnid": txn_id})))
         if event.type == COMMIT:
-            for write in self._log.writes(txn_id, database):
+            writes = self._log.writes(txn_id, database)
+            self._committed[txn_id] = _unannounced(message, database, writes)
+            for write in writes:
                 if self._wanted.scope.contains(write.table.table):
                     self._writes.append(CommittedWrite.of(event.id, write))
 
@@ -301,6 +311,24 @@ class Changes:
         table = Constraint.parse(ConstraintKind.FOREIGN_KEY, event.message["foreignKeyListJson"]).table
         if table.database == self._wanted.scope.database and self._wanted.scope.contains(table.table):
             self._keep(EventRecord(event.id, event.type, table.table, event.text))
+
+
+def _opened(message: Mapping[str, Any]) -> Iterable[int]:
+    """Return the transactions that an event has opened: a list of them, or a range (JSONOpenTxnMessage)."""
+    return message.get("txnIds") or range(message["fromTxnId"], message["toTxnId"] + 1)
+
+
+def _unannounced(message: Mapping[str, Any], database: str, writes: Iterable[Write]) -> frozenset[int] | None:
+    """Return the write ids in a database for which a transaction has announced no `writes`.
+
+    None if its commit does not tell its write ids. It does not tell their tables.
+    """
+    if message.get("writeIds") is None:
+        return None
+    pairs = zip(message["databases"], message["writeIds"], strict=True)
+    left = Counter(write_id for name, write_id in pairs if name == database)
+    left.subtract(write_id for _, write_id in {(write.table, write.write_id) for write in writes})
+    return frozenset(+left)
 
 
 def _is_managed(message: Mapping[str, Any]) -> bool:

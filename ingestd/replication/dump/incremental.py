@@ -48,7 +48,7 @@ from ingestd.replication.dump.constraints import refused_constraints
 from ingestd.replication.dump.moves import Moves, events_with_moves
 from ingestd.replication.dump.partition_columns import PartitionColumns
 from ingestd.replication.dump.reading import Reading
-from ingestd.replication.dump.unannounced_writes import Candidate, UnannouncedWrites, candidates
+from ingestd.replication.dump.unannounced_writes import Candidate, EarlierWriters, UnannouncedWrites, candidates
 from ingestd.replication.dump.written_files import WrittenFiles
 from ingestd.replication.external import ExternalDirectory, directories, store_directories
 from ingestd.replication.marks import TARGET_FOR
@@ -134,8 +134,9 @@ def _write_changes(
     """
 
     def writers(candidate: Candidate) -> Collection[int] | None:
-        return changes.uncommitted_writers(candidate.event, candidate.table, candidate.write_id, opened)
+        return changes.uncommitted_writers(candidate.event, candidate.table, candidate.write_id)
 
+    earlier = EarlierWriters(frozenset(opened), changes.earlier_writers())
     writes = changes.writes()
     unannounced = [
         candidate
@@ -145,7 +146,7 @@ def _write_changes(
     files = WrittenFiles(source.storages, moves, writes)
     database = find_database(source.metastore, moves.database)  # None if it was dropped after the events
     is_copy = database is not None and bool(database.parameters.get(TARGET_FOR))
-    found = UnannouncedWrites.find(source, moves, unannounced, writers, is_copy=is_copy)
+    found = UnannouncedWrites.find(source, moves, unannounced, writers, earlier, is_copy=is_copy)
     unusable = {**files.unusable(), **found.unknown}
     for table, reason in unusable.items():
         _log.warning("the dump contains all of the table %s, because %s", table, reason)

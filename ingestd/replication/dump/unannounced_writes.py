@@ -13,6 +13,7 @@ name by now, and another table may have its name.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,10 +22,11 @@ from typing import Any
 from ingestd.acid.layout import Base, DeleteDelta, Delta, parse_directory
 from ingestd.acid.visibility import ValidWriteIds
 from ingestd.errors import IngestdError
+from ingestd.hive.client import Metastore
 from ingestd.hive.events import EventLog
 from ingestd.hive.objects import PartitionObject, TableObject
 from ingestd.hive.tables import WHOLE_TABLE, TableName
-from ingestd.hive.write_ids import read_snapshots
+from ingestd.hive.write_ids import read_snapshots, read_transactions
 from ingestd.replication.cluster import Cluster
 from ingestd.replication.cycle_plan import ALTERATIONS, is_truncation, partitions_in, write_id_of
 from ingestd.replication.directory.event_records import EmptyBaseRecord, EventRecord
@@ -158,17 +160,50 @@ class _Place:
 
 
 @dataclass(frozen=True, slots=True)
+class EarlierWriters:
+    """The transactions that may have write ids from before the events, and did not commit before the events.
+
+    `opened` were open before the events were read. `committed` commit in the events; the value contains the write ids
+    for which they announced nothing, and is None if nobody knows.
+    """
+
+    opened: frozenset[int]
+    committed: Mapping[int, frozenset[int] | None]
+
+    def exclude(self, metastore: Metastore, tables: Sequence[TableName]) -> Callable[[TableName, int], bool]:
+        """Return a function that says whether a write id of a table is certainly of none of these transactions.
+
+        Such a write id is valid in a snapshot in which all of them are open. The metastore forgets the write ids of a
+        transaction when it and all older ones have ended (CleanTxnToWriteIdTableFunction). Then only `committed` tells
+        them. Raises MetastoreUnavailable.
+        """
+        writers = self.opened.union(self.committed)
+        now = read_transactions(metastore)
+        ids = read_snapshots(metastore, tables, replace(now, open=now.open | writers).text)
+        oldest = min(read_transactions(metastore).open, default=math.inf)
+        forgotten = [self.committed.get(writer) for writer in writers if writer < oldest]
+
+        def excludes(table: TableName, write_id: int) -> bool:
+            return ids[table].is_valid(write_id) and all(
+                known is not None and write_id not in known for known in forgotten
+            )
+
+        return excludes
+
+
+@dataclass(frozen=True, slots=True)
 class _Finding:
     """Whether a candidate has an empty base of a committed transaction; `unknown` is the reason if nobody knows.
 
-    `written` tells where the files of the write are, if it has any. `is_refused` says that the directory cannot be read
-    where it is.
+    `written` tells where the files of the write are, if it has any, and `is_earlier` that it has no `EarlierWriters`,
+    as far as `written` and the events do not tell it. `is_refused` says that the directory cannot be read where it is.
     """
 
     is_empty: bool = False
     is_refused: bool = False
     unknown: str = ""
     written: str = ""
+    is_earlier: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,14 +225,16 @@ class UnannouncedWrites:
         moves: Moves,
         candidates: Sequence[Candidate],
         writers: Callable[[Candidate], Collection[int] | None],
+        earlier: EarlierWriters,
         *,
         is_copy: bool,
     ) -> UnannouncedWrites:
         """Look the candidates up under the names that their tables have now, and where their directories are now.
 
-        `writers` returns the transactions that may have the write id of a candidate, if the events do not contain its
-        commit, and None if it was committed before them. With `is_copy`, loads write to the database, which announce
-        files only when they commit. Raises StorageUnavailable and MetastoreUnavailable.
+        `writers` returns the transaction that has the write id of a candidate, if the events do not contain its commit,
+        and None if it was allocated before them, to one of `earlier` or to one that committed before them. With
+        `is_copy`, loads write to the database, which announce files only when they commit. Raises StorageUnavailable
+        and MetastoreUnavailable.
         """
 
         def place(candidate: Candidate) -> _Place | None:
@@ -205,7 +242,7 @@ class UnannouncedWrites:
             location = moves.directory_after(candidate.event, candidate.location)
             return _Place(table, location) if table is not None and location is not None else None
 
-        findings = moves.look_up(candidates, place, partial(_look_up_all, source, moves.database))
+        findings = moves.look_up(candidates, place, partial(_look_up_all, source, moves.database, earlier))
         announced = _Announced(EventLog(source.metastore), moves.database)
         found = cls()
         for candidate in candidates:
@@ -218,7 +255,9 @@ class UnannouncedWrites:
                 found.unknown.setdefault(candidate.table, finding.unknown)
             elif finding.written and not candidate.is_repeated and not is_copy:
                 transactions = writers(candidate)
-                if transactions is None or announced.contains(candidate, transactions):
+                if transactions is None and finding.is_earlier:
+                    continue
+                if announced.contains(candidate, earlier.opened if transactions is None else transactions):
                     continue
                 reason = f"no event names the files of write {candidate.write_id} in {finding.written}; {_ANNOUNCE}"
                 found.unknown[candidate.table] = reason
@@ -246,14 +285,21 @@ class _Announced:
         return self._known[transaction]
 
 
-def _look_up_all(source: Cluster, database: str, places: Mapping[Candidate, _Place]) -> Mapping[Candidate, _Finding]:
+def _look_up_all(
+    source: Cluster, database: str, earlier: EarlierWriters, places: Mapping[Candidate, _Place]
+) -> Mapping[Candidate, _Finding]:
     names = {place.table: TableName(database, place.table) for place in places.values()}
     ids = read_snapshots(source.metastore, list(names.values()))
+    excludes = earlier.exclude(source.metastore, list(names.values()))
     calls = [
         partial(_look_up, source, candidate, place.location, ids[names[place.table]])
         for candidate, place in places.items()
     ]
-    return dict(zip(places, run_all(calls, _LISTING_THREADS), strict=True))
+    findings = zip(places.items(), run_all(calls, _LISTING_THREADS), strict=True)
+    return {
+        candidate: replace(finding, is_earlier=excludes(names[place.table], candidate.write_id))
+        for (candidate, place), finding in findings
+    }
 
 
 @dataclass(frozen=True, slots=True)
