@@ -48,7 +48,7 @@ from ingestd.hive.transactions import (
     lock,
     register_partitions,
 )
-from ingestd.hive.write_ids import as_text, read_snapshots, read_transactions
+from ingestd.hive.write_ids import as_text, highest_write_id, read_snapshots, read_transactions
 from ingestd.retry import Backoff
 
 LAST_ID = "repl.last.id"
@@ -148,8 +148,7 @@ class Replay:
 
     def highest_write_id(self, table: TableName) -> int:
         """Return the highest write id that the target has allocated, or 0."""
-        request = ttypes.MaxAllocatedTableWriteIdRequest(dbName=table.database, tableName=table.table)
-        return int(self._metastore.call("get_max_allocated_table_write_id", request).maxWriteId)
+        return highest_write_id(self._metastore, table)
 
     def commit(self, txn_id: int, writes: Sequence[Write], event_id: int) -> None:
         """Commit a source transaction on the target and store `event_id` as the last replayed event, atomically.

@@ -36,7 +36,7 @@ from ingestd.hive import leases, transactions
 from ingestd.hive.client import Metastore
 from ingestd.hive.partitions import by_call
 from ingestd.hive.tables import TableName
-from ingestd.hive.write_ids import ValidTransactions, read_snapshots, read_transactions
+from ingestd.hive.write_ids import ValidTransactions, highest_write_id, read_snapshots, read_transactions
 
 _log = logging.getLogger(__name__)
 
@@ -146,8 +146,9 @@ def wait_for_writers(
     """Wait for the transactions that have a write id in `tables` now; return the snapshot of the moment they ended.
 
     Transactions that allocate a write id later are neither waited for nor aborted: their events follow, and the lists
-    end below their ids. They are logged once. At the deadline, they are aborted, or WritersActive is
-    raised, as `rule` says. It is also raised if `stop` is set. Raises MetastoreUnavailable.
+    end below their ids. Nor is a table waited for that is renamed or dropped meanwhile; its list is that of the table
+    that has its name then, or empty. The writers are logged once. At the deadline, they are aborted, or WritersActive
+    is raised, as `rule` says. It is also raised if `stop` is set. Raises MetastoreUnavailable.
     """
     deadline = Deadline.after(rule.timeout_seconds)
     start = read_transactions(metastore)
@@ -156,7 +157,8 @@ def wait_for_writers(
     while True:
         snapshot = take_snapshot(metastore, tables)
         valid, settled = snapshot.transactions, snapshot.write_ids
-        waiting = [table for table, ids in settled.items() if ids.high_watermark < first[table].high_watermark]
+        below = [table for table, ids in settled.items() if ids.high_watermark < first[table].high_watermark]
+        waiting = [table for table in below if not _is_lost(metastore, first[table], table)]
         if not waiting:
             return snapshot
         earlier = start.open & valid.open
@@ -171,6 +173,14 @@ def wait_for_writers(
         elif deadline.passed or pause(min(rule.poll_seconds, deadline.left), stop):
             writers = list(_writers(metastore, waiting, valid, earlier))
             raise _still_active(writers, waiting, is_stopped=stop.is_set())
+
+
+def _is_lost(metastore: Metastore, first: ValidWriteIds, table: TableName) -> bool:
+    """Return whether a table with the write ids `first` was renamed or dropped, even if another one has its name.
+
+    The metastore never decreases the highest id that it has allocated for a table.
+    """
+    return highest_write_id(metastore, table) < first.high_watermark
 
 
 def take_snapshot(metastore: Metastore, tables: Sequence[TableName]) -> TablesSnapshot:

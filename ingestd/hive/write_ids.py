@@ -34,6 +34,12 @@ def read_snapshots(
     return snapshots
 
 
+def highest_write_id(metastore: Metastore, table: TableName) -> int:
+    """Return the highest write id that was ever allocated for a table; 0 if none was, or there is no such table."""
+    request = ttypes.MaxAllocatedTableWriteIdRequest(dbName=table.database, tableName=table.table)
+    return int(metastore.call("get_max_allocated_table_write_id", request).maxWriteId)
+
+
 def _snapshot(answer: Any) -> ValidWriteIds:
     # A java.util.BitSet over the invalid ids, low bits first: a set bit means aborted, any other id is open.
     bits = int.from_bytes(answer.abortedBits or b"", "little")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 from hive_metastore import ttypes
@@ -13,6 +14,7 @@ from ingestd.errors import TransactionAborted
 from ingestd.hive import transactions
 from ingestd.hive.client import Metastore
 from ingestd.hive.events import Event, EventLog
+from ingestd.hive.objects import alter_table, drop_table, find_table
 from ingestd.hive.snapshot import ReadTransaction, TablesSnapshot, WriterRule, WritersActive, wait_for_writers
 from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import Transaction
@@ -23,6 +25,8 @@ from tests.support.stack import eventually
 from tests.support.tables import make_table
 
 _AT_ONCE = WriterRule(timeout_seconds=0.0, aborts=False)
+# The calls that read the write ids of tables once.
+_LISTS = 3
 
 
 @pytest.fixture
@@ -132,6 +136,41 @@ def test_wait_when_a_writer_begins_later_then_the_list_ends_below_its_id(
     assert (ids.high_watermark, ids.open, ids.aborted) == (1, frozenset(), frozenset())
     assert read_transactions(metastore).open >= {later[0].id}
     transactions.abort(metastore, later[0].id)
+
+
+@pytest.mark.parametrize("change", ["renamed", "dropped", "created again"])
+def test_wait_when_a_table_is_lost_meanwhile_then_it_is_not_waited_for(
+    metastore: Metastore, table: TableName, change: str
+) -> None:
+    for _ in range(2):
+        transactions.commit(metastore, _write(metastore, table))
+    answered: list[str] = []
+
+    def lose(method: str, *_: object) -> None:
+        """Lose the table after the lists of the beginning, and write to the one that has its name then."""
+        if method != "get_valid_write_ids":
+            return
+        answered.append(method)
+        if len(answered) != _LISTS:
+            return
+        if change == "renamed":
+            found = find_table(metastore, table)
+            assert found is not None
+            found.raw.tableName = "moved"
+            alter_table(metastore, table, found)
+            return
+        drop_table(metastore, table, delete_data=True)
+        if change == "created again":
+            make_table(metastore, table)
+            later.append(_write(metastore, table))
+
+    later: list[Transaction] = []
+    address = f"thrift://{metastore.preferred_address[0]}:{metastore.preferred_address[1]}"
+    with closing(Metastore(address, on_call=lose)) as observed:
+        ids = _wait(observed, table).write_ids[table]
+    assert len(answered) > _LISTS
+    assert (ids.high_watermark, ids.open) == (0, frozenset())
+    transactions.abort_all(metastore, [txn.id for txn in later])
 
 
 def test_read_transaction_when_open_then_no_event_and_no_wait(metastore: Metastore, table: TableName) -> None:

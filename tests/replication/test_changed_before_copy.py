@@ -6,18 +6,32 @@ The next dump contains their events, and the target has their results already.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from ingestd.hive.client import Metastore
 from ingestd.hive.events import EventLog
-from ingestd.hive.objects import drop_partitions, find_partitions, rename_partition, table_names
+from ingestd.hive.objects import (
+    alter_table,
+    drop_partitions,
+    drop_table,
+    find_partitions,
+    find_table,
+    rename_partition,
+    table_names,
+)
 from ingestd.hive.tables import TableName
 from ingestd.hive.truncation import truncate_at_once
+from ingestd.replication import cycle
+from ingestd.replication.cluster import Cluster
 from ingestd.replication.cycle import Step
 from ingestd.replication.dump.bootstrap import DumpStep
 from ingestd.storage.local import local_path
+from ingestd.storage.storages import Storages
 from tests.support.replica import Replica, Side
 from tests.support.replica_changes import INSERT, alter, assert_same, renamed, truncate, with_column
 from tests.support.replica_following import Following, write
@@ -293,3 +307,49 @@ def test_partition_when_added_again_during_a_bootstrap_then_no_row_is_missing(re
     rows = read_rows(replica.target.metastore, TableName(pair.target, "p"))
     assert sorted(rows) == sorted(read_rows(replica.source.metastore, name))
     assert (7, "a") in rows
+
+
+@pytest.mark.parametrize("change", ["renamed", "swapped", "dropped", "created again"])
+def test_table_when_lost_while_a_bootstrap_waits_for_its_writers_then_it_follows(
+    replica: Replica, tmp_path: Path, change: str
+) -> None:
+    at_once = {"hive.repl.bootstrap.dump.open.txn.timeout": "0s"}
+    pair = replace(new_pair(replica, tmp_path), settings=at_once)
+    metastore, other = replica.source.metastore, TableName(pair.database, "other")
+    make_table(metastore, other)
+    insert(replica.source, other, [(9, "z")])
+    for number in range(3):
+        pair.insert([(number, "a")])
+    answered: list[str] = []
+
+    def lose(method: str, *_: object) -> None:
+        """Lose the table after its write ids have been read once."""
+        if method == "get_valid_write_ids":
+            answered.append(method)
+        if method != "get_valid_write_ids" or len(answered) != 3:
+            return
+        if change in {"renamed", "swapped"}:
+            _rename(metastore, pair.table, "moved")
+            if change == "swapped":
+                _rename(metastore, other, "t")
+        else:
+            drop_table(metastore, pair.table, delete_data=True)
+            if change == "created again":
+                make_table(metastore, pair.table)
+                pair.insert([(7, "b")])
+
+    with closing(Metastore(replica.source.uri, on_call=lose)) as observed:
+        cycle.dump(Cluster(observed, Storages()), pair.dump_statement, Step(), pair.stop)
+    assert len(answered) > 3
+    pair.load()
+    for _ in range(3):
+        pair.dump()
+        pair.load()
+    pair.assert_equal()
+
+
+def _rename(metastore: Metastore, table: TableName, to: str) -> None:
+    found = find_table(metastore, table)
+    assert found is not None
+    renamed(to)(found)
+    alter_table(metastore, table, found)
