@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import closing
 
 import pytest
 from hive_metastore import ttypes
 
 from ingestd.acid.visibility import ValidWriteIds
+from ingestd.clock import Deadline
 from ingestd.errors import BootstrapRequired, ReplicationError
 from ingestd.hive import transactions
 from ingestd.hive.client import Metastore
 from ingestd.hive.objects import change_database
 from ingestd.hive.replay import LAST_ID, Allocation, Replay, TargetChanged
 from ingestd.hive.tables import WHOLE_TABLE, TableName
-from ingestd.hive.transactions import describe_transactions
+from ingestd.hive.transactions import Wait, WriteLock, describe_transactions
 from ingestd.hive.write_ids import as_text, parse, read_snapshot
+from tests.support.patience import LIMIT
 from tests.support.proxy import proxy
 from tests.support.replica import Replica
 from tests.support.replica_rows import forget_aborted_transactions
@@ -84,6 +87,10 @@ def test_events_when_replayed_twice_then_nothing_is_rewound_and_no_transaction_i
     snapshot = read_snapshot(metastore, table)
     assert snapshot.high_watermark == 2
     assert snapshot.open == {2}
+    (opened,) = _open(metastore, table)
+    lock = [WriteLock(table)]  # HMS soon forgets an aborted transaction without locks
+    wait = Wait(Deadline.after(LIMIT), threading.Event())
+    transactions.lock(metastore, transactions.Transaction(opened, "tests"), lock, wait=wait)
     to.abort(902)
     assert _replay(metastore, table).open_transactions == frozenset()
     assert [_replay(metastore, table).allocate(txn, table, txn - 900) for txn in (901, 902)] == [FINISHED, FINISHED]
@@ -236,10 +243,15 @@ def test_target_when_another_client_has_allocated_the_id_then_reported(
     assert to.highest_write_id(table) == 1
 
 
+def _open(metastore: Metastore, table: TableName) -> list[int]:
+    """Return the open transactions of the replay."""
+    known = [txn for txn in describe_transactions(metastore) if str(txn.hostname).endswith(f"/{table.database}")]
+    return [txn.id for txn in known if txn.state == ttypes.TxnState.OPEN]
+
+
 def _end(metastore: Metastore, table: TableName) -> None:
     """End all transactions of the replay, as another client does."""
-    opened = [txn for txn in describe_transactions(metastore) if str(txn.hostname).endswith(f"/{table.database}")]
-    transactions.abort_all(metastore, [txn.id for txn in opened if txn.state == ttypes.TxnState.OPEN])
+    transactions.abort_all(metastore, _open(metastore, table))
 
 
 @pytest.mark.parametrize("is_taken", [False, True])

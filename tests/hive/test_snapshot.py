@@ -10,6 +10,7 @@ from contextlib import closing
 import pytest
 from hive_metastore import ttypes
 
+from ingestd.clock import Deadline
 from ingestd.errors import TransactionAborted
 from ingestd.hive import transactions
 from ingestd.hive.client import Metastore
@@ -17,7 +18,7 @@ from ingestd.hive.events import Event, EventLog
 from ingestd.hive.objects import alter_table, drop_table, find_table
 from ingestd.hive.snapshot import ReadTransaction, TablesSnapshot, WriterRule, WritersActive, wait_for_writers
 from ingestd.hive.tables import TableName
-from ingestd.hive.transactions import Transaction
+from ingestd.hive.transactions import Transaction, Wait, WriteLock
 from ingestd.hive.write_ids import read_snapshot, read_transactions
 from tests.support.patience import LIMIT
 from tests.support.replica import Replica
@@ -43,7 +44,10 @@ def table(replica: Replica, metastore: Metastore) -> TableName:
 
 
 def _write(metastore: Metastore, table: TableName) -> Transaction:
-    return transactions.begin_writing(metastore, table, "tests/writer")[0]
+    """Begin a transaction with a write id and a lock: HMS soon forgets an aborted one without locks."""
+    txn, _ = transactions.begin_writing(metastore, table, "tests/writer")
+    transactions.lock(metastore, txn, [WriteLock(table)], wait=Wait(Deadline.after(LIMIT), threading.Event()))
+    return txn
 
 
 def _wait(metastore: Metastore, table: TableName, rule: WriterRule = _AT_ONCE) -> TablesSnapshot:
