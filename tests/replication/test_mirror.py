@@ -163,7 +163,7 @@ def test_mirror_when_the_source_in_s3_disappears_while_it_is_listed_then_nothing
 ) -> None:
     s3.create_bucket("source")
     with s3_proxy(s3.port) as proxy, ThreadPoolExecutor(1) as pool:
-        storages = Storages(s3.options_at(proxy.endpoint))
+        storages = Storages(s3.options_at(proxy.endpoint, LIMIT))
         target = Root(storages, tmp_path.as_uri())
         _put(Root(storages, "s3a://source"), "t/p=1/file", b"kept")
         pair = Mirror("s3a://source/t", child(target.uri, "t"))

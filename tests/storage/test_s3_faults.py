@@ -70,8 +70,9 @@ def _publish(storage: S3Storage, uris: list[str]) -> None:
 
 
 def test_s3_when_answers_are_lost_then_requests_are_repeated_and_each_file_exists_once(
-    server: Server, proxy: S3Proxy, storage: S3Storage
+    server: Server, proxy: S3Proxy
 ) -> None:
+    storage = S3Storage(BUCKET, server.options_at(proxy.endpoint, LIMIT))
     proxy.lose_answer("PUT")
     proxy.lose_answer("PART")
     proxy.lose_answer("CREATE")
@@ -93,7 +94,7 @@ def test_s3_when_the_completion_of_an_upload_is_lost_then_its_object_is_accepted
 ) -> None:
     # versitygw answers the second completion with NoSuchUpload, as S3 does.
     with versitygw(tmp_path) as server, s3_proxy(server.port) as proxy:
-        storage = S3Storage(BUCKET, server.options_at(proxy.endpoint))
+        storage = S3Storage(BUCKET, server.options_at(proxy.endpoint, LIMIT))
         proxy.lose_answer("COMPLETE")
         (uri,) = _stage(storage, (16 << 20) + 1)
         assert proxy.requests["COMPLETE"] == 2
@@ -153,7 +154,7 @@ def test_s3_when_a_copy_in_parts_is_completed_after_the_recovery_of_another_owne
         uris = _stage(rival, (64 << 20) + 1)
         proxy.hold("COMPLETE")
         with ThreadPoolExecutor(1) as pool:
-            suspended = pool.submit(_publish, S3Storage(BUCKET, server.options_at(proxy.endpoint)), uris)
+            suspended = pool.submit(_publish, S3Storage(BUCKET, server.options_at(proxy.endpoint, LIMIT)), uris)
             assert proxy.held.acquire(timeout=LIMIT)
             rival.remove(f"{TABLE}/.staging")
             assert len(rival.abort_uploads(TABLE, lambda file: "/delta_1_1_0000/" in file)) == 1

@@ -116,7 +116,7 @@ def _in_s3(server: Server, proxy: S3Proxy) -> Second:
 
     return Second(
         f"s3a://{BUCKET}/elsewhere/day=a",
-        replace(server.options_at(proxy.endpoint), timeout=LIMIT),
+        server.options_at(proxy.endpoint, LIMIT),
         server.options,
         hold,
         lambda: proxy.held.acquire(timeout=LIMIT),

@@ -48,9 +48,12 @@ class Server:
         s3 = S3Options(endpoint=self.endpoint, access_key=KEY, secret_key=SECRET, ca_file=self.ca_file)
         return StorageOptions(s3=s3)
 
-    def options_at(self, endpoint: str) -> StorageOptions:
-        """The options of a client that reaches the server at another address, and whose requests end early."""
-        return replace(self.options, timeout=4.0, s3=replace(self.options.s3, endpoint=endpoint))
+    def options_at(self, endpoint: str, timeout: float = 4.0) -> StorageOptions:
+        """The options of a client that reaches the server at another address, and whose requests end early.
+
+        It repeats a request if there is no answer for a quarter of `timeout`, in seconds.
+        """
+        return replace(self.options, timeout=timeout, s3=replace(self.options.s3, endpoint=endpoint))
 
     def client(self) -> Any:
         """Return a client of boto3 with these keys."""
