@@ -9,6 +9,7 @@ from ingestd.hive.tables import TableName, load_acid_table
 from ingestd.storage.local import local_path
 from tests.compaction.support import ON_REQUEST, entries, write_deltas
 from tests.support.command import Run
+from tests.support.compaction import wait_for_cleaner
 from tests.support.patience import LIMIT
 from tests.support.stack import Stack, eventually
 
@@ -47,6 +48,7 @@ def test_compaction_when_requested_then_status_shows_it_and_rows_stay_the_same(s
     after = partitions()[ODD_NAME]
     assert (after["deltas"], after["last_success"]["id"]) == (0, done["compaction"]["id"])
     assert after["base_bytes"] > 0
+    wait_for_cleaner(stack, f"default.{stack.name}")
     assert sorted(stack.ids()) == [0, 1, 2, 10]
 
     write_deltas(stack, 2, first=20, day=ODD)
@@ -54,6 +56,7 @@ def test_compaction_when_requested_then_status_shows_it_and_rows_stay_the_same(s
     eventually("the cleaner", lambda: all(entry.state == "succeeded" for entry in entries(stack)), 2 * LIMIT)
     [minor] = ask("request", name, "--minor", "--partition", f"day={ODD}", "--wait")["compactions"]
     assert (minor["partition"], minor["compaction"]["kind"], minor["error"]) == (ODD_NAME, "minor", None)
+    wait_for_cleaner(stack, f"default.{stack.name}")
     assert sorted(stack.ids()) == [0, 1, 2, 10, 20, 21]
     text = run("compaction", "status", name, "--config", config)
     assert text.code == 0

@@ -20,6 +20,7 @@ from ingestd.storage.local import local_path
 from ingestd.storage.storages import Storages
 from tests.compaction.support import ON_REQUEST, entries, watching, write_deltas
 from tests.streaming.support import connect, rows
+from tests.support.compaction import wait_for_cleaner
 from tests.support.metastore import Home, Process
 from tests.support.metastore import metastore as metastore_process
 from tests.support.stack import Stack, eventually
@@ -67,6 +68,7 @@ def test_policy_when_partitions_have_too_many_deltas_then_each_is_compacted_once
             )
             eventually("the survey", lambda: first.status.deltas < 3)
             eventually("an empty queue", lambda: not [entry for entry in entries(stack) if entry.is_pending])
+            wait_for_cleaner(stack, str(table.name))
             return len(requests())
 
         asked = wait_for((odd, "major"), (y, "major"))

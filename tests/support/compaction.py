@@ -84,6 +84,15 @@ def _wait(hive: Hive, what: str, request: Callable[[], int], number: int) -> Non
     eventually("the cleaner", lambda: not _is_being_cleaned(hive, number))
 
 
+def wait_for_cleaner(hive: Hive, table: str) -> None:
+    """Wait until the cleaner has removed what the compactions of `db.table` have replaced, whoever requested them.
+
+    As after `compact`, no directory disappears then while Hive lists the table.
+    """
+    numbers = [compaction.id for compaction in read_compactions(hive.metastore) if str(compaction.table) == table]
+    eventually("the cleaner", lambda: not any(_is_being_cleaned(hive, number) for number in numbers))
+
+
 def _is_being_cleaned(hive: Hive, number: int) -> bool:
     """Return whether the cleaner removes what a compaction has replaced, or will soon."""
     shown = _shown(hive, number)
