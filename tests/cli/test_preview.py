@@ -34,6 +34,7 @@ from tests.support.avro import encode, schema_of, single_object
 from tests.support.command import Result, Run
 from tests.support.daemon import shared_engine
 from tests.support.patience import LIMIT
+from tests.support.records import wait_for_ends
 from tests.support.segments import flip_last_bits
 from tests.support.stack import Stack
 
@@ -290,6 +291,7 @@ def test_preview_when_offsets_have_gaps_then_shows_as_many_records_as_requested(
         producer.begin_transaction()
         producer.produce(stack.name, b'{"id":%d}' % number)
         producer.commit_transaction(60)
+    wait_for_ends(stack, {0: 16})
     topic = Topic(stack, stack.config())
     assert _places(topic.preview(run, "--limit", 3)) == [(0, 10), (0, 12), (0, 14)]
     assert _places(topic.preview(run, "--at", 1, "--limit", 3)) == [(0, 2), (0, 4), (0, 6)]

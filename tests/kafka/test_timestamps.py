@@ -15,6 +15,7 @@ from ingestd.kafka.ranges import TopicPartition
 from ingestd.kafka.record import NO_TIMESTAMP
 from ingestd.kafka.timestamps import FirstRecord, RecordTimestamps
 from tests.support.patience import LIMIT
+from tests.support.records import wait_for_ends
 from tests.support.stack import Stack, eventually
 
 
@@ -44,6 +45,7 @@ def _produce_in_transactions(stack: Stack, partition: int, *, aborted: float, co
         producer.begin_transaction()
         producer.produce(stack.name, b"{}", partition=partition, timestamp=int(committed * 1000))
         producer.commit_transaction(60)
+    wait_for_ends(stack, {partition: 2 if committed is None else 4})
 
 
 def _read(reader: RecordTimestamps, stack: Stack, *offsets: int, seconds: float = LIMIT) -> dict[int, float | None]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Producer, TopicPartition
 
+from ingestd.kafka.admin import Broker
+from ingestd.kafka.ranges import TopicPartition as Partition
 from ingestd.kafka.record import Record
 from tests.support.patience import LIMIT
-from tests.support.stack import Stack
+from tests.support.stack import Stack, eventually
 
 
 def read_all(stack: Stack, topic: str) -> list[Message]:
@@ -40,6 +42,16 @@ def produce_all(stack: Stack, topic: str, records: Sequence[Record]) -> None:
             on_delivery=_on_delivery,
         )
     assert producer.flush(LIMIT) == 0
+
+
+def wait_for_ends(stack: Stack, ends: Mapping[int, int]) -> None:
+    """Wait until readers see the records of transactions up to these offsets, by partition of the test's topic.
+
+    A broker ends a transaction in each partition shortly after it has answered the producer.
+    """
+    wanted = {Partition(stack.name, number): end for number, end in ends.items()}
+    broker = Broker({"bootstrap.servers": stack.addresses.kafka})
+    eventually("the ends of the transactions", lambda: broker.ends(wanted) == wanted)
 
 
 def _on_delivery(error: KafkaError | None, _message: Message) -> None:
