@@ -171,8 +171,8 @@ def test_kill_when_dead_letters_are_written_and_not_committed_then_rows_arrive_o
     assert stack.ids() == [n for n in range(200) if n % 3]
     letters = read_all(stack, dead)
     assert {letter.value() for letter in letters} == expected
-    # Both attempts have written them, with the same ids.
-    assert len(letters) == 2 * len(expected)
+    # Both attempts have written them, with the same ids, and perhaps another one.
+    assert len(letters) >= 2 * len(expected)
     assert len({_added(letter)["ingestd.id"] for letter in letters}) == len(expected)
 
 
