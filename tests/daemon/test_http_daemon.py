@@ -57,6 +57,7 @@ def test_daemon_when_the_default_address_is_in_use_then_it_runs_without_http(sta
     owner = stack.start_process(config)
     # Unless another process of this machine uses the default address, the first daemon listens there.
     eventually("the first daemon", lambda: owner.events("http_listening") or owner.events("http_unavailable"))
+    eventually("its lease", lambda: owner.events("owner"))
     standby = stack.start_process(config)
     [unavailable] = eventually("the warning", lambda: standby.events("http_unavailable"))
     assert (unavailable["level"], unavailable["address"]) == ("warning", "127.0.0.1:8080")
@@ -76,6 +77,7 @@ def _check_documents(client: Client, name: str) -> None:
     path = f"/mappings/{name}"
     eventually("300 rows", lambda: client.get(path).json["totals"]["rows"] == 300)
     eventually("readiness", lambda: client.get("/readyz").status == 200)
+    eventually("the count of hidden records", lambda: client.get(path).json["hidden_offsets"] is not None)
     assert client.get("/livez").status == 200
     mapping = client.get(path).json
     assert (mapping["state"], mapping["is_owner"], mapping["lag_offsets"]) == ("running", True, 0)

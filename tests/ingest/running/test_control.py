@@ -101,7 +101,8 @@ def test_pause_when_restarted_then_stays_paused_until_resume_and_flush_does_not_
     stack.drain(config)  # ends although a record is left
     second = stack.start(config)
     _reaches(second, stack.name, "paused")
-    assert {e["by"] for e in second.events("paused")} == {BY}
+    paused = eventually("the pause to be logged", lambda: second.events("paused"))
+    assert {e["by"] for e in paused} == {BY}
     assert stack.ids() == list(range(12))
     _ask(second, Request("resume", BY), stack.name)
     _ask(second, Request("flush", BY), stack.name)

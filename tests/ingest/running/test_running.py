@@ -130,7 +130,8 @@ def test_table_when_swapped_by_two_renames_then_continues_and_when_missing_then_
     stack.produce({"id": n} for n in range(400))
     daemon = stack.start(stack.config(), "--log-level", "debug")
     eventually("the first rows", lambda: stack.count() == 400)
-    line = next(e for e in daemon.events("committed") if e["range_count"] > 16)
+    # A commit is logged after its offsets have been mirrored, and visible before.
+    line, *_ = eventually("its event", lambda: [e for e in daemon.events("committed") if e["range_count"] > 16])
     assert "ranges" not in line
     assert line["offsets"] == line["records"]
     named = next(e for e in daemon.events("committed_ranges") if e["txn"] == line["txn"])
