@@ -286,11 +286,11 @@ def test_preview_when_offsets_have_gaps_then_shows_as_many_records_as_requested(
     stack.topic(1)
     stack.table("id int")
     producer = Producer({"bootstrap.servers": stack.addresses.kafka, "transactional.id": stack.name})
-    producer.init_transactions(60)
+    producer.init_transactions(LIMIT)
     for number in range(8):  # each transaction ends with a record of the broker, which has an offset
         producer.begin_transaction()
         producer.produce(stack.name, b'{"id":%d}' % number)
-        producer.commit_transaction(60)
+        producer.commit_transaction(LIMIT)
     wait_for_ends(stack, {0: 16})
     topic = Topic(stack, stack.config())
     assert _places(topic.preview(run, "--limit", 3)) == [(0, 10), (0, 12), (0, 14)]

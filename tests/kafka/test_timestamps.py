@@ -36,15 +36,15 @@ def _produce(stack: Stack, partition: int, *seconds: float) -> None:
 def _produce_in_transactions(stack: Stack, partition: int, *, aborted: float, committed: float | None) -> None:
     """Produce a record in a transaction that aborts and, if it has a timestamp, one in a transaction that commits."""
     producer = Producer({"bootstrap.servers": stack.addresses.kafka, "transactional.id": f"{stack.name}-{partition}"})
-    producer.init_transactions(60)
+    producer.init_transactions(LIMIT)
     producer.begin_transaction()
     producer.produce(stack.name, b"{}", partition=partition, timestamp=int(aborted * 1000))
     assert producer.flush(LIMIT) == 0  # otherwise the abort discards it
-    producer.abort_transaction(60)
+    producer.abort_transaction(LIMIT)
     if committed is not None:
         producer.begin_transaction()
         producer.produce(stack.name, b"{}", partition=partition, timestamp=int(committed * 1000))
-        producer.commit_transaction(60)
+        producer.commit_transaction(LIMIT)
     wait_for_ends(stack, {partition: 2 if committed is None else 4})
 
 

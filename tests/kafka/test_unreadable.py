@@ -27,7 +27,7 @@ def _send(stack: Stack, topic: str, *values: bytes, partition: int = 0, **proper
     producer = Producer(servers | {key.replace("_", "."): value for key, value in properties.items()})
     for value in values:
         producer.produce(topic, value, partition=partition)
-        assert producer.flush(60) == 0
+        assert producer.flush(LIMIT) == 0
 
 
 def _ids(topic: str, settings: dict[str, Any], partition: int = 0, first: int = 0, end: int = 3) -> list[int]:
@@ -77,7 +77,7 @@ def test_read_when_a_batch_has_many_records_then_the_error_names_all_of_them_and
         _send(stack, topic, b"first", partition=partition)
         for _ in range(100):
             batched.produce(topic, b"x" * size, partition=partition)
-        assert batched.flush(60) == 0
+        assert batched.flush(LIMIT) == 0
         _send(stack, topic, b"last", partition=partition)
     flip_last_bits(stack, topic, 0, 1)
     for partition in range(2):

@@ -88,7 +88,7 @@ def _letters(stack: Stack, topic: str) -> list[tuple[bytes, dict[str, str]]]:
     try:
         _, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=LIMIT)
         consumer.assign([TopicPartition(topic, 0, 0)])
-        found = consumer.consume(end, 60)
+        found = consumer.consume(end, LIMIT)
         return [(one.value(), {name: (text or b"").decode() for name, text in one.headers()}) for one in found]
     finally:
         consumer.close()

@@ -25,6 +25,7 @@ from ingestd.kafka.shared import KafkaClients
 from ingestd.publish.warehouse import Warehouse
 from ingestd.storage.options import StorageOptions
 from ingestd.storage.storages import Storages
+from tests.support.patience import LIMIT
 from tests.support.stack import Stack, eventually
 from tests.support.tables import make_table
 
@@ -66,12 +67,12 @@ def _hanging(stack: Stack, topic: str, age_seconds: float) -> Iterator[Producer]
     producer = Producer(
         {"bootstrap.servers": stack.addresses.kafka, "transactional.id": topic, "transaction.timeout.ms": 900_000}
     )
-    producer.init_transactions(60)
+    producer.init_transactions(LIMIT)
     producer.begin_transaction()
     producer.produce(topic, b'{"id": 2}', partition=0, timestamp=int((now() - age_seconds) * 1000))
-    assert producer.flush(60) == 0
+    assert producer.flush(LIMIT) == 0
     yield producer
-    producer.abort_transaction(60)
+    producer.abort_transaction(LIMIT)
 
 
 def _examined(stack: Stack, config: Path) -> list[Verdict]:
