@@ -13,6 +13,7 @@ import pytest
 
 from ingestd.cli.main import main
 from tests.support.command import restored_log
+from tests.support.patience import LIMIT
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,14 @@ Examine = Callable[..., Report]
 
 @pytest.fixture
 def examine(processes: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Examine:
-    """Return a function that runs the command with a configuration and `--output json`. It starts `java -version`."""
+    """Return a function that runs the command with a configuration and `--output json`. It starts `java -version`.
+
+    Without `--timeout`, a check may take as long as a busy machine needs.
+    """
 
     def call(config: Path, *arguments: str) -> Report:
-        command = ["ingestd", "doctor", "--config", str(config), "--output", "json", *arguments]
+        limit = () if "--timeout" in arguments else ("--timeout", str(int(LIMIT)))
+        command = ["ingestd", "doctor", "--config", str(config), "--output", "json", *limit, *arguments]
         monkeypatch.setattr(sys, "argv", command)
         with restored_log(), pytest.raises(SystemExit) as ended:
             main()
