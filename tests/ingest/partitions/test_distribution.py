@@ -172,11 +172,18 @@ def test_distribution_when_a_transaction_has_few_partitions_then_the_next_one_is
     stack.table("id bigint", "t int, p int")
     # Each transaction has two tasks, and both have rows of all partitions.
     numbers, rows = [70, 33, 32, 32], 50_000
-    daemon = stack.start(stack.config({"commit": COMMIT | {"rows": rows}}))
-    for transaction, partitions in enumerate(numbers):
+
+    def produce(transaction: int) -> None:
         for partition in range(2):
-            records = ({"id": n, "t": transaction, "p": n % partitions} for n in range(rows // 2))
+            records = ({"id": n, "t": transaction, "p": n % numbers[transaction]} for n in range(rows // 2))
             stack.produce(records, partition=partition)
+
+    # The first plan is due at once, so it must not see only the first of these records.
+    produce(0)
+    daemon = stack.start(stack.config({"commit": COMMIT | {"rows": rows}}))
+    for transaction in range(len(numbers)):
+        if transaction:
+            produce(transaction)
         total = rows * (transaction + 1)
         eventually(f"{total} rows", lambda: sum(event["rows"] for event in daemon.events("committed")) == total)  # noqa: B023
     location = local_path(load_acid_table(stack.metastore, TableName("default", stack.name)).location)
