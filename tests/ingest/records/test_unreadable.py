@@ -15,6 +15,7 @@ from ingestd.ingest.offline.replay import try_replay
 from ingestd.publish.warehouse import Warehouse
 from ingestd.storage.storages import Storages
 from tests.support.daemon import shared_engine
+from tests.support.patience import LIMIT
 from tests.support.records import read_all
 from tests.support.segments import flip_last_bits
 from tests.support.stack import Stack
@@ -28,13 +29,13 @@ def _send(stack: Stack, topic: str, partition: int, *ids: int, abort: bool = Fal
     servers = {"bootstrap.servers": stack.addresses.kafka, "message.max.bytes": 9_000_000, "linger.ms": 5_000}
     producer = Producer(servers | ({"transactional.id": topic} if abort else {}) | properties)
     if abort:
-        producer.init_transactions(60)
+        producer.init_transactions(LIMIT)
         producer.begin_transaction()
     for number in ids:
         producer.produce(topic, _LARGE if number == 99 else json.dumps({"id": number}), partition=partition)
-    assert producer.flush(60) == 0
+    assert producer.flush(LIMIT) == 0
     if abort:
-        producer.abort_transaction(60)
+        producer.abort_transaction(LIMIT)
 
 
 def _config(stack: Stack, *mappings: dict[str, Any], **more: Any) -> Path:
@@ -93,7 +94,7 @@ def test_mapping_when_unreadable_records_are_rejects_then_all_others_become_rows
     assert _lost(stack, letters, names[0]) == _lost(stack, letters, names[1]) == unreadable
     ids = [row[0] for row in stack.sql(f"SELECT id FROM {letters}")]
     written = [dict(letter.headers() or []) for letter in read_all(stack, dead)]
-    assert sorted(letter["ingestd.id"].decode() for letter in written) == sorted(ids)
+    assert sorted({letter["ingestd.id"].decode() for letter in written}) == sorted(ids)
     assert {letter["__connect.errors.stage"] for letter in written} == {b"KAFKA_CONSUME"}
     assert any(identity.endswith(":0:1-5") for identity in ids)
     [skipped] = daemon.events("rejects_skipped")
