@@ -43,9 +43,11 @@ class Notifier:
 
     def __init__(self) -> None:
         # The library leaves a socket open if there is nothing to connect to.
-        self._connection: Any = SystemdNotifier() if os.environ.get("NOTIFY_SOCKET") else None
-        if self._connection is not None and self._connection.socket is not None:
+        made: Any = SystemdNotifier() if os.environ.get("NOTIFY_SOCKET") else None
+        self._connection: Any = None if made is None or made.socket is None else made
+        if self._connection is not None:
             self._connection.socket.settimeout(0)
+            self._connection.debug = True  # so that it raises the errors of the socket
         period = int(os.environ.get("WATCHDOG_USEC") or 0) / 1e6
         self._interval = min(_REPORT_SECONDS, period / _REPORTS_PER_PERIOD or _REPORT_SECONDS)
         self._next = Deadline.after(0.0)
@@ -56,7 +58,7 @@ class Notifier:
         """Report the state of the mappings if a report is due. The supervising loop calls this ten times a second.
 
         Sends READY once Spark has started and every mapping has left the state `starting`: it is owner or standby, or
-        waits for a service.
+        waits for a service. Sends it again if systemd has read nothing for so long that its queue was full.
         """
         if signals.stop.is_set():
             self.stopping()
@@ -66,8 +68,7 @@ class Notifier:
         mappings = [monitor.snapshot() for monitor in fleet.monitors.values()]
         stuck = fleet.stuck()
         if not self._is_ready and has_spark and all(mapping.state != "starting" for mapping in mappings):
-            self._is_ready = True
-            self._send("READY=1")
+            self._is_ready = self._send("READY=1")
         if not stuck:
             self._send("WATCHDOG=1")
         self._send(f"STATUS={self._prefix}{status_line(mappings, stuck)}")
@@ -89,7 +90,7 @@ class Notifier:
             yield
         finally:
             if is_running:
-                self._send("READY=1")
+                self._is_ready = self._send("READY=1")  # or the next check sends it
 
     def stopping(self) -> None:
         """Report that the mappings finish their open transactions and end. Only the first call has an effect."""
@@ -99,13 +100,19 @@ class Notifier:
 
     def close(self) -> None:
         """Close the connection."""
-        if self._connection is not None and self._connection.socket is not None:
+        if self._connection is not None:
             self._connection.socket.close()
 
-    def _send(self, message: str) -> None:
-        if self._connection is not None:
-            # The library encodes Latin-1 and drops a message that it cannot encode.
+    def _send(self, message: str) -> bool:
+        """Send a message, and return whether systemd has it in its queue, which may be full."""
+        if self._connection is None:
+            return False
+        try:
+            # The library encodes Latin-1 and fails if it cannot.
             self._connection.notify(message.encode("ascii", "replace").decode("ascii"))
+        except OSError:
+            return False
+        return True
 
 
 def status_line(mappings: Sequence[Snapshot], stuck: Sequence[str]) -> str:

@@ -119,6 +119,30 @@ def test_check_when_the_manager_reads_nothing_then_does_not_block(manager: Manag
     assert len(manager.messages()) < 4_000
 
 
+def test_check_when_the_manager_read_nothing_for_a_while_then_ready_is_sent_again(
+    manager: Manager, notifier: Notifier
+) -> None:
+    mappings = Mappings("orders")
+
+    def fill_queue() -> None:
+        for _ in range(2_000):
+            notifier.check(mappings, Signals())
+
+    fill_queue()
+    mappings.monitors["orders"].entered("running")
+    notifier.check(mappings, Signals())
+    assert "READY=1" not in manager.messages()
+    notifier.check(mappings, Signals())
+    assert manager.messages().count("READY=1") == 1
+    fill_queue()
+    with notifier.reloading():
+        manager.messages()
+        fill_queue()
+    assert manager.messages().count("READY=1") == 1
+    notifier.check(mappings, Signals())
+    assert manager.messages().count("READY=1") == 2
+
+
 def test_check_when_the_daemon_stops_then_says_so_once(manager: Manager, notifier: Notifier) -> None:
     signals = Signals()
     signals.stop.set()
