@@ -89,8 +89,12 @@ def wait_for_cleaner(hive: Hive, table: str) -> None:
 
     As after `compact`, no directory disappears then while Hive lists the table.
     """
-    numbers = [compaction.id for compaction in read_compactions(hive.metastore) if str(compaction.table) == table]
-    eventually("the cleaner", lambda: not any(_is_being_cleaned(hive, number) for number in numbers))
+
+    def found() -> list[Compaction]:
+        return [compaction for compaction in read_compactions(hive.metastore) if str(compaction.table) == table]
+
+    eventually("the compactions", lambda: not any(compaction.is_pending for compaction in found()))
+    eventually("the cleaner", lambda: not any(_is_being_cleaned(hive, compaction.id) for compaction in found()))
 
 
 def _is_being_cleaned(hive: Hive, number: int) -> bool:
