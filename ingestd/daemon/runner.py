@@ -174,9 +174,10 @@ class Runner:
             self._refuse_requests()
         else:
             self.error, self.failed_at = error, monotonic()
-            self._handles.reporter.failed(error)
             self.control.close(self._refusal(error))
             self.control.open()
+            # Last: whoever reads it may send the next request at once.
+            self._handles.reporter.failed(error)
 
     def _refuse_requests(self) -> None:
         self.control.close(RequestFailed("the mapping has stopped", where=f"mapping {self.options.name}"))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +190,34 @@ def test_request_when_the_mapping_has_failed_then_restarts_it(stack: Stack) -> N
     eventually("the record after it", lambda: stack.ids() == [0, 2])
     daemon.terminate()
     assert daemon.wait() == 0
+
+
+class _ResumesAtOnce(DaemonThread):
+    """Resumes a mapping when the log says for the first time that it has failed."""
+
+    resumed: Future[None] | None = None
+
+    def write(self, line: str) -> None:
+        super().write(line)
+        event = json.loads(line)
+        if event["event"] == "failed" and self.resumed is None:
+            self.resumed = self.supervisor.controls[event["mapping"]].submit(Request("resume", BY))
+
+
+def test_request_when_sent_at_once_after_the_log_of_a_failure_then_restarts_the_mapping(stack: Stack) -> None:
+    other = f"{stack.name}_other"[-40:]
+    for topic in (stack.name, other):
+        stack.topic(1, topic)
+        stack.table("id bigint", name=f"default.{topic}")
+    stack.produce([{"id": "many"}])
+    config = stack.config({}, {"name": other, "topics": [other], "table": f"default.{other}"})
+    daemon = _ResumesAtOnce(config, (), None)
+    try:
+        resumed = eventually("the failure", lambda: daemon.resumed)
+        resumed.result(LIMIT)
+        eventually("the second failure", lambda: len(daemon.events("failed")) == 2)
+    finally:
+        daemon.kill()
 
 
 def test_requests_when_the_mapping_is_standby_or_stopping_then_fail_and_an_accepted_pause_is_stored(
