@@ -151,8 +151,8 @@ def wait_for_writers(
     is raised, as `rule` says. It is also raised if `stop` is set. Raises MetastoreUnavailable.
     """
     deadline = Deadline.after(rule.timeout_seconds)
-    start = read_transactions(metastore)
-    first = read_write_ids(metastore, tables, start)
+    first = read_write_ids(metastore, tables, read_transactions(metastore))
+    start = read_transactions(metastore)  # after the lists, so it has the transactions of all open ids in them
     is_logged = False
     while True:
         snapshot = take_snapshot(metastore, tables)
@@ -161,18 +161,19 @@ def wait_for_writers(
         waiting = [table for table in below if not _is_lost(metastore, first[table], table)]
         if not waiting:
             return snapshot
-        earlier = start.open & valid.open
+        is_late = deadline.passed
+        if is_late or not is_logged:
+            earlier = start.open & valid.open
+            writers = list(_writers(metastore, {table: first[table] for table in waiting}, valid, earlier))
+            names = ", ".join(map(str, writers))
         if not is_logged:
-            writers = list(_writers(metastore, waiting, valid, earlier))
-            _log.info("waiting for transactions that write to %s: %s", _names(waiting), ", ".join(map(str, writers)))
+            _log.info("waiting for transactions that write to %s: %s", _names(waiting), names)
             is_logged = True
-        if deadline.passed and rule.aborts and not stop.is_set():
-            writers = list(_writers(metastore, waiting, valid, earlier))
-            _log.warning("aborting transactions that write to %s: %s", _names(waiting), ", ".join(map(str, writers)))
+        if is_late and rule.aborts and not stop.is_set():
+            _log.warning("aborting transactions that write to %s: %s", _names(waiting), names)
             transactions.abort_all(metastore, writers)
-        elif deadline.passed or pause(min(rule.poll_seconds, deadline.left), stop):
-            writers = list(_writers(metastore, waiting, valid, earlier))
-            raise _still_active(writers, waiting, is_stopped=stop.is_set())
+        elif is_late or pause(min(rule.poll_seconds, deadline.left), stop):
+            raise _still_active(names, waiting, is_stopped=stop.is_set())
 
 
 def _is_lost(metastore: Metastore, first: ValidWriteIds, table: TableName) -> bool:
@@ -229,20 +230,25 @@ def _settled(ids: ValidWriteIds) -> ValidWriteIds:
 
 
 def _writers(
-    metastore: Metastore, tables: Sequence[TableName], valid: ValidTransactions, candidates: Iterable[int]
+    metastore: Metastore, first: Mapping[TableName, ValidWriteIds], valid: ValidTransactions, candidates: Iterable[int]
 ) -> Iterator[int]:
-    """Yield the candidates that have a write id in `tables`; compares one pair of lists per candidate."""
-    base = read_snapshots(metastore, tables, valid.text)
+    """Yield the candidates that have a write id in the lists `first`; compares one pair of lists per candidate."""
+
+    def invalid(view: ValidTransactions) -> dict[TableName, set[int]]:
+        highs = {table: ids.high_watermark for table, ids in first.items()}
+        found = read_snapshots(metastore, list(first), view.text)
+        return {table: {w for w in _invalid(ids, highs[table]) if w <= highs[table]} for table, ids in found.items()}
+
+    base = invalid(valid)
     for txn in sorted(candidates):
-        without = replace(valid, open=valid.open - {txn})
-        if read_snapshots(metastore, tables, without.text) != base:
+        if invalid(replace(valid, open=valid.open - {txn})) != base:
             yield txn
 
 
-def _still_active(writers: Sequence[int], tables: Sequence[TableName], *, is_stopped: bool) -> WritersActive:
+def _still_active(writers: str, tables: Sequence[TableName], *, is_stopped: bool) -> WritersActive:
     why = "stopped while waiting for transactions" if is_stopped else "transactions did not end in time"
     return WritersActive(
-        f"{why}: {', '.join(map(str, writers))}",
+        f"{why}: {writers}",
         where=_names(tables),
         hint="end or abort them, or raise hive.repl.bootstrap.dump.open.txn.timeout",
     )

@@ -142,6 +142,27 @@ def test_wait_when_a_writer_begins_later_then_the_list_ends_below_its_id(
     transactions.abort(metastore, later[0].id)
 
 
+def test_wait_when_an_older_transaction_begins_to_write_later_then_only_the_first_writer_is_aborted(
+    metastore: Metastore, table: TableName
+) -> None:
+    idle = transactions.begin(metastore, "tests/idle")
+    writer = _write(metastore, table)
+    answered: list[str] = []
+
+    def write_later(method: str, *_: object) -> None:
+        answered.append(method)
+        if method == "get_valid_write_ids" and answered.count(method) == _LISTS:
+            transactions.allocate(metastore, idle, table)
+
+    address = f"thrift://{metastore.preferred_address[0]}:{metastore.preferred_address[1]}"
+    with closing(Metastore(address, on_call=write_later)) as observed:
+        snapshot = _wait(observed, table, WriterRule(0.0, aborts=True))
+    assert snapshot.write_ids[table].high_watermark == 1
+    assert snapshot.transactions.open >= {idle.id}
+    assert snapshot.transactions.has_ended(writer.id)
+    transactions.abort(metastore, idle.id)
+
+
 @pytest.mark.parametrize("change", ["renamed", "dropped", "created again"])
 def test_wait_when_a_table_is_lost_meanwhile_then_it_is_not_waited_for(
     metastore: Metastore, table: TableName, change: str
