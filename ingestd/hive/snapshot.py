@@ -152,7 +152,7 @@ def wait_for_writers(
     """
     deadline = Deadline.after(rule.timeout_seconds)
     first = read_write_ids(metastore, tables, read_transactions(metastore))
-    start = read_transactions(metastore)  # after the lists, so it has the transactions of all open ids in them
+    start = read_transactions(metastore)  # read after `first`, so it contains the transactions of all its open ids
     is_logged = False
     while True:
         snapshot = take_snapshot(metastore, tables)
@@ -177,9 +177,10 @@ def wait_for_writers(
 
 
 def _is_lost(metastore: Metastore, first: ValidWriteIds, table: TableName) -> bool:
-    """Return whether a table with the write ids `first` was renamed or dropped, even if another one has its name.
+    """Return whether a table with the write ids `first` was renamed or dropped, so that its name is free or reused.
 
-    The metastore never decreases the highest id that it has allocated for a table.
+    The metastore never decreases the highest id that it has allocated for a table. A table that reuses the name and has
+    as many ids is not noticed: it is waited for instead.
     """
     return highest_write_id(metastore, table) < first.high_watermark
 

@@ -189,8 +189,8 @@ class Changes:
     def earlier_writers(self) -> dict[int, frozenset[int] | None]:
         """Return the transactions that were opened before these events and commit in them, with write ids.
 
-        The write ids are those, of all tables of the database, for which a transaction has announced nothing, and None
-        if its commit does not tell its write ids (before Hive 4.2, HIVE-28976).
+        The write ids are those in all tables of the database for which a transaction has announced nothing. They are
+        None if the event of its commit contains no write ids (before Hive 4.2, HIVE-28976).
         """
         return {txn_id: ids for txn_id, ids in self._committed.items() if txn_id not in self._opened}
 
@@ -321,7 +321,7 @@ def _opened(message: Mapping[str, Any]) -> Iterable[int]:
 def _unannounced(message: Mapping[str, Any], database: str, writes: Iterable[Write]) -> frozenset[int] | None:
     """Return the write ids in a database for which a transaction has announced no `writes`.
 
-    None if its commit does not tell its write ids. It does not tell their tables.
+    None if the event of its commit contains no write ids. The event does not say to which tables they belong.
     """
     if message.get("writeIds") is None:
         return None

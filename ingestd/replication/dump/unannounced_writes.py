@@ -161,21 +161,21 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class EarlierWriters:
-    """The transactions that may have write ids from before the events, and did not commit before the events.
+    """The transactions that may have write ids that were allocated before the events, and had not committed by then.
 
-    `opened` were open before the events were read. `committed` commit in the events; the value contains the write ids
-    for which they announced nothing, and is None if nobody knows.
+    `opened` were open before the events were read. The keys of `committed` were opened before the events and commit in
+    them. Each value contains the write ids for which the transaction has announced nothing; None if nobody knows.
     """
 
     opened: frozenset[int]
     committed: Mapping[int, frozenset[int] | None]
 
     def exclude(self, metastore: Metastore, tables: Sequence[TableName]) -> Callable[[TableName, int], bool]:
-        """Return a function that says whether a write id of a table is certainly of none of these transactions.
+        """Return a function that says whether a write id of a table certainly belongs to none of these transactions.
 
-        Such a write id is valid in a snapshot in which all of them are open. The metastore forgets the write ids of a
-        transaction when it and all older ones have ended (CleanTxnToWriteIdTableFunction). Then only `committed` tells
-        them. Raises MetastoreUnavailable.
+        Such a write id is valid in a snapshot in which all of them are open. But the metastore forgets the write ids of
+        a transaction when it and all older ones have ended (CleanTxnToWriteIdTableFunction). After that, only
+        `committed` can tell. Raises MetastoreUnavailable.
         """
         writers = self.opened.union(self.committed)
         now = read_transactions(metastore)
@@ -195,8 +195,8 @@ class EarlierWriters:
 class _Finding:
     """Whether a candidate has an empty base of a committed transaction; `unknown` is the reason if nobody knows.
 
-    `written` tells where the files of the write are, if it has any, and `is_earlier` that it has no `EarlierWriters`,
-    as far as `written` and the events do not tell it. `is_refused` says that the directory cannot be read where it is.
+    `written` tells where the files of the write are, if it has any. `is_earlier` says that its write id certainly
+    belongs to none of the `EarlierWriters`. `is_refused` says that the directory cannot be read where it is.
     """
 
     is_empty: bool = False
